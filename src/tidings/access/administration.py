@@ -253,38 +253,42 @@ def _invalid(error: msgspec.ValidationError) -> InvalidChange:
 
 
 _TIMEOUT_S: Final = 30.0
-_ANSWER_BYTES_MAX: Final = 1 << 20
+_ANSWER_BYTES_MAX: Final = 64 << 20
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def send(url: str, request: Request, token: str, certificate: str | None = None) -> dict[str, Any]:
+def send(url: str, request: Request, token: str | None, certificate: str | None = None) -> dict[str, Any]:
     """
-    Have a node make a change; waits until it has answered.
+    Ask a node for something; waits until it has answered.
 
     Args:
         url: Where the node is, as its ``node.json`` says.
-        request: What ``request_of`` made of the change.
-        token: An administrator's.
+        request: What to ask for, as ``request_of`` makes it of a change.
+        token: Whose right it is; nobody's in particular if left out.
         certificate: The file with the certificate that the node shows; the system's authorities decide if left out.
 
     Returns:
-        The node's answer, with the ``seq`` from which on the change counts.
+        The node's answer; to a change, with the ``seq`` from which on that counts.
 
     Raises:
-        NodeUnreachable: There was no answer; whether the change was made is not known.
+        NodeUnreachable: There was no whole answer; whether a change was made is not known.
         NodeRefused: The node said no.
         TokenInvalid: The token cannot be sent.
     """
     parts = urlsplit(url)
     connection = _connection(parts.scheme, parts.hostname or "", parts.port, is_pinned=certificate is not None)
-    headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/json", "Accept": "application/json"}
+    headers = {"Content-Type": "application/json", "Accept": "application/json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
     try:
         if certificate is not None and isinstance(connection, http.client.HTTPSConnection):
             connection.connect()
             _check_certificate(connection, Path(certificate))
         connection.request(request.method, request.path, request.body, headers)
         response = connection.getresponse()
-        data = response.read(_ANSWER_BYTES_MAX)
+        data = response.read(_ANSWER_BYTES_MAX + 1)
+        if len(data) > _ANSWER_BYTES_MAX:
+            raise ConnectionError(f"its answer is longer than {_ANSWER_BYTES_MAX} bytes")
     except (OSError, http.client.HTTPException) as error:
         raise NodeUnreachable(url, str(error) or type(error).__name__) from error
     except ValueError as error:  # no header can hold it
@@ -298,7 +302,8 @@ def send(url: str, request: Request, token: str, certificate: str | None = None)
     found = answer if isinstance(answer, dict) else {}
     if not 200 <= response.status < 300:
         problem = str(found.get("detail") or found.get("title") or response.reason)
-        raise NodeRefused(response.status, problem, str(found["hint"]) if found.get("hint") else None)
+        hint, code = (str(found[name]) if found.get(name) else None for name in ("hint", "code"))
+        raise NodeRefused(response.status, problem, hint, code, bool(found.get("retryable")))
     return found
 
 

@@ -164,7 +164,7 @@ class TemporarilyDenied(AuthFailed):
 
 
 class NodeUnreachable(AccessError):
-    """A node holds the workspace, and did not answer."""
+    """A node was asked, and did not answer."""
 
     code = "access.node_unreachable"
     retryable = True
@@ -174,10 +174,14 @@ class NodeUnreachable(AccessError):
 
 
 class NodeRefused(AccessError):
-    """The node that holds the workspace said no."""
+    """A node said no, and why: ``error_code`` is the code of the error that it met, if it said that."""
 
     code = "access.node_refused"
-    text = "the node refused ({status}): {problem}"
     status: int
     problem: str
     hint: str | None = None
+    error_code: str | None = None
+    may_retry: bool = False
+
+    def describe(self) -> str:
+        return self.problem if self.error_code else f"the node refused ({self.status}): {self.problem}"

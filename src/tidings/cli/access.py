@@ -8,7 +8,6 @@ first; a node asks for the token of an administrator.
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +29,6 @@ from tidings.access.administration import (
     checked_change,
     event_of,
     request_of,
-    send,
     type_of,
 )
 from tidings.access.context import OperationContext, TokenClaims
@@ -43,7 +41,6 @@ from .output import ExitCode, UsageProblem
 from .session import (
     DryRunOption,
     Session,
-    TokenOption,
     YesOption,
     check_dry_run,
     command,
@@ -89,6 +86,7 @@ _RULE_COLUMNS: Final = ("subject", "action", "resource", "state", "seq")
 @command(
     app,
     "grant",
+    asks_node=True,
     examples="""
             tidings grant alice sync,submit partition:home-1
             tidings grant worker publish 'topic:orders.*' --reason 'new service'
@@ -105,7 +103,6 @@ async def grant(
     is_restore: Annotated[bool, typer.Option("--restore", help="Give a revoked subject back what it had.")] = False,
     is_list: Annotated[bool, typer.Option("--list", help="Show the grants and revocations in force.")] = False,
     reason: ReasonOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
 ) -> None:
     """
@@ -125,12 +122,13 @@ async def grant(
         changes: list[Change] = [_checked(SubjectRestored(subject=subject, reason=reason))]
     else:
         changes = _rights(Grant, subject, actions, resource, reason)
-    await _each(session, changes, token=token, is_dry_run=is_dry_run, may_create=True)
+    await _each(session, changes, is_dry_run=is_dry_run, may_create=True)
 
 
 @command(
     app,
     "revoke",
+    asks_node=True,
     examples="""
             tidings revoke alice sync partition:home-1
             tidings revoke alice --all --reason 'left the team' --dry-run
@@ -148,7 +146,6 @@ async def revoke(
         str | None, typer.Option("--token-id", metavar="ID", help="One token, by its `jti`; takes no subject.")
     ] = None,
     reason: ReasonOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
 ) -> None:
     """
@@ -166,7 +163,7 @@ async def revoke(
         changes = [_checked(SubjectRevoked(subject=subject, reason=reason))]
     else:
         changes = _rights(Revoke, subject, actions, resource, reason)
-    await _each(session, changes, token=token, is_dry_run=is_dry_run, may_create=False)
+    await _each(session, changes, is_dry_run=is_dry_run, may_create=False)
 
 
 def _rights(
@@ -196,11 +193,9 @@ def _checked(change: Change) -> Change:
         return checked_change(change)
 
 
-async def _each(
-    session: Session, changes: list[Change], *, token: str | None, is_dry_run: bool, may_create: bool
-) -> None:
+async def _each(session: Session, changes: list[Change], *, is_dry_run: bool, may_create: bool) -> None:
     for change in changes:
-        done = await carry_out(session, change, token=token, is_dry_run=is_dry_run, may_create=may_create)
+        done = await carry_out(session, change, is_dry_run=is_dry_run, may_create=may_create)
         when = f", from seq {done['seq']} on" if done["carried_out"] else "; not carried out"
         session.out.result(done, f"{_sentence(change)}{when}")
 
@@ -262,7 +257,6 @@ async def carry_out(
     session: Session,
     change: Change,
     *,
-    token: str | None,
     is_dry_run: bool = False,
     may_create: bool = False,
 ) -> dict[str, Any]:
@@ -284,15 +278,14 @@ async def carry_out(
         async with session.reading() as follower:
             (await load_book(follower)).check(change)
         return shown
-    if (node := node_of(session, token)) is None:
+    if (node := node_of(session)) is None:
         async with session.writing(may_create=may_create) as log:
             change = (await load_book(log)).check(change)
             async with user_audit().of(log, type_of(change), msgspec.to_builtins(change)) as audit_seq:
                 done = await log.append(event_of(change, actor=user_audit().actor), from_reserve=True)
         return {**shown, "seq": done.seq, "audit_seq": audit_seq, "through": "log"}
-    address, shown_token = node
-    answer = await asyncio.to_thread(send, address.url, request_of(change), shown_token, address.certificate)
-    return {**shown, "seq": answer.get("seq"), "through": address.url}
+    answer = await node.ask(*request_of(change))
+    return {**shown, "seq": answer.get("seq"), "through": node.address.url}
 
 
 policy_app = typer.Typer(help="Check, change and explain who may do what.", rich_markup_mode=None)
@@ -314,6 +307,7 @@ async def check(session: Session, file: FileArgument) -> None:
 @command(
     policy_app,
     "put",
+    asks_node=True,
     examples="tidings policy put editors editors.cedar\ntidings policy put editors editors.cedar --dry-run",
 )
 async def put(
@@ -322,7 +316,6 @@ async def put(
     file: FileArgument,
     *,
     reason: ReasonOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
 ) -> None:
     """
@@ -332,13 +325,14 @@ async def put(
     """
     with as_usage():
         change = checked_change(PolicyPut(policy_id=name, text=read_text(file, _POLICY_BYTES_MAX + 1), reason=reason))
-    done = await carry_out(session, change, token=token, is_dry_run=is_dry_run, may_create=True)
+    done = await carry_out(session, change, is_dry_run=is_dry_run, may_create=True)
     _show_policy_change(session, done, f"policy {name} is in force")
 
 
 @command(
     policy_app,
     "remove",
+    asks_node=True,
     examples="tidings policy remove editors --dry-run\ntidings policy remove editors --yes",
 )
 async def remove(
@@ -346,7 +340,6 @@ async def remove(
     name: NameArgument,
     *,
     reason: ReasonOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -356,7 +349,7 @@ async def remove(
         change = checked_change(PolicyRemoved(policy_id=name, reason=reason))
     if not is_dry_run:
         confirm(session.out, f"Remove policy {name}?", is_yes=is_yes)
-    done = await carry_out(session, change, token=token, is_dry_run=is_dry_run)
+    done = await carry_out(session, change, is_dry_run=is_dry_run)
     _show_policy_change(session, done, f"policy {name} is removed")
 
 
@@ -374,7 +367,7 @@ async def dismiss(
     Such a record might have been a revocation, so everything is denied because of it. Look at it first (`tidings log read access`),
     and revoke by hand what it was meant to. A node that runs denies this too: stop it first.
     """
-    done = await carry_out(session, Dismissed(seq=seq, reason=reason), token=None, is_dry_run=is_dry_run)
+    done = await carry_out(session, Dismissed(seq=seq, reason=reason), is_dry_run=is_dry_run)
     _show_policy_change(session, done, f"the record at seq {seq} means nothing")
 
 

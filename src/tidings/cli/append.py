@@ -1,5 +1,5 @@
 """
-``tidings log append``: events from the command line, a file or a pipe, with a verdict for each.
+``tidings log append``: events from the command line, a file or a pipe, with a verdict for each; into the files, or through a node.
 
 A line of input is a whole event if it is an object with ``meta`` and ``payload`` and no other keys than a stored record has; so what
 ``log export`` and ``log read --json`` print can be appended again. Any other object is a payload. What a line says itself wins over
@@ -24,8 +24,9 @@ import typer
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp, TidingsError
 from tidings.core.events import GIVEN_NAMES, Event, EventMeta
 from tidings.core.validation import UNREADABLE, refuse_repeated_keys
-from tidings.log.interface import Appended, Duplicate, Log, Refused, Verdict
+from tidings.log.interface import Appended, Duplicate, Refused, Verdict
 
+from .administration import Administration, changing
 from .output import ExitCode, Output, UsageProblem, as_json
 from .session import KeyFileOption, Session, command, parse_time
 
@@ -235,6 +236,7 @@ def _verdict_dict(topic: str, verdict: Verdict) -> dict[str, Any]:
 @command(
     app,
     "append",
+    asks_node=True,
     examples="""
             tidings log append demo --type NOTED --space shared:home --payload '{"text": "hello"}'
             tidings log append demo --type NOTED --space shared:home --file payloads.jsonl
@@ -295,13 +297,13 @@ async def append(
     )
     if payload is not None:
         event = event_of(payload.encode(errors="surrogateescape"), defaults)
-        async with session.writing(key_file, may_create=True) as log:
-            _show_verdict(session.out, topic, await log.append(event))
+        async with changing(session, key_file=key_file, may_create=True) as admin:
+            _show_verdict(session.out, topic, await admin.append(event))
         return
     with _opened(None if source == "-" or str(file) == "-" else file) as (stream, size):
-        async with session.writing(key_file, may_create=True) as log:
+        async with changing(session, key_file=key_file, may_create=True) as admin:
             report = _Verdicts(session.out)
-            await _append_lines(log, stream, size, defaults, report, session.out)
+            await _append_lines(admin, stream, size, defaults, report, session.out)
     report.finish()
 
 
@@ -325,20 +327,22 @@ def _opened(path: Path | None) -> Iterator[tuple[BinaryIO, int | None]]:
 
 
 async def _append_lines(
-    log: Log, stream: BinaryIO, size: int | None, defaults: Defaults, report: _Verdicts, out: Output
+    admin: Administration, stream: BinaryIO, size: int | None, defaults: Defaults, report: _Verdicts, out: Output
 ) -> None:
     splitter = LineSplitter()
     done = 0
     with out.progress("appending (bytes)", size) as advance:
         async for block in blocks(stream):
-            await _append_batch(log, splitter.feed(block), defaults, report, out)
+            await _append_batch(admin, splitter.feed(block), defaults, report, out)
             out.flush()
             done += len(block)
             advance(done)
-        await _append_batch(log, splitter.finish(), defaults, report, out)
+        await _append_batch(admin, splitter.finish(), defaults, report, out)
 
 
-async def _append_batch(log: Log, lines: list[Line], defaults: Defaults, report: _Verdicts, out: Output) -> None:
+async def _append_batch(
+    admin: Administration, lines: list[Line], defaults: Defaults, report: _Verdicts, out: Output
+) -> None:
     drafts: list[tuple[int, Event | InvalidEvent]] = []
     for line in lines:
         try:
@@ -347,7 +351,7 @@ async def _append_batch(log: Log, lines: list[Line], defaults: Defaults, report:
             drafts.append((line.number, error))
     events = [draft for _, draft in drafts if isinstance(draft, Event)]
     try:
-        verdicts = iter(await log.append_many(events))
+        verdicts = iter(await admin.append_many(events))
     except TidingsError:
         if events:
             out.note(f"lines {lines[0].number} to {lines[-1].number} got no verdict; send them again with the same ids")

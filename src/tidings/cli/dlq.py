@@ -17,14 +17,13 @@ from tidings.bus.admin import CHANGEABLE, DeadLetterVerb
 from tidings.bus.store.dead_letters import EVERY, OPEN, DeadLetter, DeadLetterFilter, DeadLetterState, Reason
 from tidings.core.names import check_group, check_topic
 
-from .administration import administering, store_of
+from .administration import changing, looking
 from .output import Output, UsageProblem, plain
 from .session import (
     AnyTopicArgument,
     DryRunOption,
     KeyFileOption,
     Session,
-    TokenOption,
     TopicArgument,
     YesOption,
     check_dry_run,
@@ -67,6 +66,7 @@ _CHUNK: Final = 500
 @command(
     app,
     "list",
+    asks_node=True,
     examples="""
         tidings dlq list
         tidings dlq list actions --group learner --since 2h
@@ -88,14 +88,13 @@ async def list_dead_letters(
     key_file: KeyFileOption = None,
 ) -> None:
     """List the dead letters, oldest first in each topic. What those of encrypted spaces say takes the space's key to read."""
-    store = store_of(session, key_file=key_file)
     wanted = _filter(session, EVERY if is_every else OPEN, group, error_type, error_contains, reason, since)
-    topics = await store.dead_letter_topics() if topic is None else [check_topic(topic)]
-    found = [letter for each in topics for letter in await store.dead_letters(each, None, wanted)]
+    async with looking(session, key_file=key_file) as admin:
+        found = await admin.dead_letters(None if topic is None else check_topic(topic), None, wanted)
     _show_letters(session.out, "Dead letters", found)
 
 
-@command(app, "show", examples="tidings dlq show actions learner-42")
+@command(app, "show", asks_node=True, examples="tidings dlq show actions learner-42")
 async def show(
     session: Session,
     topic: TopicArgument,
@@ -104,7 +103,8 @@ async def show(
     key_file: KeyFileOption = None,
 ) -> None:
     """Show one dead letter whole: the error, each attempt, and the event."""
-    letter = await store_of(session, key_file=key_file).dead_letter(check_topic(topic), letter_id)
+    async with looking(session, key_file=key_file) as admin:
+        letter = await admin.dead_letter(check_topic(topic), letter_id)
     if session.out.is_json:
         session.out.json(msgspec.to_builtins(letter))
         return
@@ -139,6 +139,7 @@ def _payload(letter: DeadLetter) -> str:
 @command(
     app,
     "redrive",
+    asks_node=True,
     examples="""
         tidings dlq redrive actions --group learner --dry-run
         tidings dlq redrive actions learner-42 learner-57 --yes
@@ -156,7 +157,6 @@ async def redrive(
     reason: ReasonOption = None,
     since: SinceOption = None,
     is_all: AllOption = False,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -167,12 +167,13 @@ async def redrive(
     twice, and no cursor moves. Asking twice is asking once.
     """
     wanted = _filter(session, CHANGEABLE["redrive"], group, error_type, error_contains, reason, since)
-    await _change(session, "redrive", topic, ids, wanted, token, is_all=is_all, is_dry_run=is_dry_run, is_yes=is_yes)
+    await _change(session, "redrive", topic, ids, wanted, is_all=is_all, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
 @command(
     app,
     "drop",
+    asks_node=True,
     examples="""
         tidings dlq drop actions --reason expired --dry-run
         tidings dlq drop actions learner-42 --yes
@@ -189,13 +190,12 @@ async def drop(
     reason: ReasonOption = None,
     since: SinceOption = None,
     is_all: AllOption = False,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
     """Give dead letters up for good. Their file keeps them, and that they were dropped; the event stays in the log."""
     wanted = _filter(session, CHANGEABLE["drop"], group, error_type, error_contains, reason, since)
-    await _change(session, "drop", topic, ids, wanted, token, is_all=is_all, is_dry_run=is_dry_run, is_yes=is_yes)
+    await _change(session, "drop", topic, ids, wanted, is_all=is_all, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
 async def _change(
@@ -204,7 +204,6 @@ async def _change(
     topic: str,
     ids: list[str] | None,
     wanted: DeadLetterFilter,
-    token: str | None,
     *,
     is_all: bool,
     is_dry_run: bool,
@@ -214,13 +213,13 @@ async def _change(
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
     if not (ids or wanted.has_conditions or is_all):
         raise UsageProblem("nothing says which dead letters are meant", "name some, narrow them down, or give --all")
-    chosen = await store_of(session).dead_letters(topic, ids or None, wanted)
+    async with looking(session) as admin:
+        chosen = await admin.dead_letters(topic, ids or None, wanted)
     if is_dry_run or not chosen:
         _show_change(out, verb, chosen)
         return
-    async with administering(
+    async with changing(
         session,
-        token=token,
         question=f"{verb.capitalize()} {_count(chosen)}?",
         show=lambda: _show_letters(out, f"To {verb}", chosen),
         is_yes=is_yes,
@@ -299,4 +298,5 @@ def _show_letters(out: Output, title: str, letters: Sequence[DeadLetter]) -> Non
             each.failed_at,
             f"{each.error_type}: {each.error}",
         ),
+        empty="there are no dead letters",
     )

@@ -7,12 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 import typer
 
-from tidings.log.errors import WorkspaceBusy
-from tidings.server.address import read_address
-
+from .administration import running_node_of
 from .ledger_access import trusting
-from .output import Output, UsageProblem, plain
-from .session import Session, TokenOption, command
+from .output import Output, plain
+from .session import Session, command
 
 if TYPE_CHECKING:
     from tidings.client.http import ReceivedEnvelope
@@ -25,6 +23,7 @@ _PATIENCE_S = 60.0
 @command(
     app,
     "tail",
+    asks_node=True,
     ends_on_interrupt=True,
     examples="""
         tidings events tail
@@ -50,7 +49,6 @@ async def tail(
         typer.Option("--object", metavar="TYPE:ID", help="Only about this object; again for more."),
     ] = None,
     count: Annotated[int | None, typer.Option("--count", min=1, metavar="N", help="End after so many.")] = None,
-    token: TokenOption = None,
 ) -> None:
     """
     Show the events that the node which holds the workspace delivers, until Ctrl-C; graph events unless channels are given.
@@ -59,23 +57,18 @@ async def tail(
     """
     from tidings.client.events import EventStream
 
-    if (writer := session.writer()) is None:
-        raise UsageProblem(
-            "no node runs on this workspace, and only a node delivers events", "start one with tidings serve"
-        )
-    if (address := read_address(session.workspace)) is None:
-        raise WorkspaceBusy(session.workspace, writer)
+    node = running_node_of(session)
     shown = gaps = 0
     async with EventStream(
-        address.url,
-        token=token,
+        node.address.url,
+        token=node.token,
         app=app_,
         channels=channels or None,
         domain=domain,
         objects=objects or None,
         since=since,
         patience_s=_PATIENCE_S,
-        ssl_context=trusting(address),
+        ssl_context=trusting(node.address),
     ) as events:
         async for envelope in events:
             if channels and events.gap_count > gaps:

@@ -15,15 +15,13 @@ import typer
 
 from tidings.bus.admin import GroupChange, GroupDetails, GroupReport, SeekTarget
 from tidings.core.names import check_topic, check_topic_and_group
-from tidings.log.interface import Query
 
-from .administration import admin_of, administering
+from .administration import changing, looking
 from .output import Output, UsageProblem
 from .session import (
     DryRunOption,
     OffsetsKeyOption,
     Session,
-    TokenOption,
     TopicArgument,
     YesOption,
     check_dry_run,
@@ -48,6 +46,7 @@ _RUNNING_FIELDS: Final = ("members", "handling", "delivered", "acked", "retried"
     app,
     "list",
     ends_on_interrupt=True,
+    asks_node=True,
     examples="""
         tidings group list
         tidings group list --topic actions --json
@@ -71,27 +70,26 @@ async def list_groups(
     failed attempts are those of events that will be tried again.
     """
     wanted = None if topic is None else check_topic(topic)
-    async with session.reading() as log:
+    async with looking(session, offsets_key=offsets_key) as admin:
         while True:
-            await log.read(Query(since=log.position.seq), limit=1)  # a follower reads the files again on each read
-            found = await admin_of(session, log, offsets_key).reports(wanted)
+            found = await admin.groups(wanted)
             if is_watched and session.out.is_terminal and not session.out.is_json:
                 session.out.console.clear()
-            session.out.listing("Groups", _COLUMNS, found, _row, _stored)
+            session.out.listing("Groups", _COLUMNS, found, _row, _stored, empty="there are no groups yet")
             if not is_watched:
                 return
             session.out.flush()
             await session.clock.sleep(interval_s)
 
 
-@command(app, "show", examples="tidings group show actions learner")
+@command(app, "show", asks_node=True, examples="tidings group show actions learner")
 async def show(
     session: Session, topic: TopicArgument, group: GroupArgument, *, offsets_key: OffsetsKeyOption = None
 ) -> None:
     """Show one group: its position, what is acknowledged beyond it, and the events that failed so far."""
     topic, group = check_topic_and_group(topic, group)
-    async with session.reading() as log:
-        report = await admin_of(session, log, offsets_key).report(topic, group)
+    async with looking(session, offsets_key=offsets_key) as admin:
+        report = await admin.group(topic, group)
     if session.out.is_json:
         session.out.json(_stored(report))
         return
@@ -103,6 +101,7 @@ async def show(
 @command(
     app,
     "seek",
+    asks_node=True,
     examples="""
         tidings group seek actions learner --earliest --dry-run
         tidings group seek actions learner --to-offset 1200 --yes
@@ -123,7 +122,6 @@ async def seek(
     is_earliest: Annotated[bool, typer.Option("--earliest", help="The oldest event kept.")] = False,
     is_latest: Annotated[bool, typer.Option("--latest", help="Only what comes from now on.")] = False,
     offsets_key: OffsetsKeyOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -141,14 +139,13 @@ async def seek(
         target = parse_time("--to-time", to_time, session.clock)
     elif to_offset is not None:
         target = to_offset
-    async with session.reading() as log:
-        planned = await admin_of(session, log, offsets_key).seek(topic, group, target, dry_run=True)
+    async with looking(session, offsets_key=offsets_key) as admin:
+        planned = await admin.seek(topic, group, target, dry_run=True)
     if is_dry_run:
         _show_plan(session.out, "seek", planned)
         return
-    async with administering(
+    async with changing(
         session,
-        token=token,
         offsets_key=offsets_key,
         question="Carry this out?",
         show=lambda: _show_plan(session.out, "seek", planned),
@@ -158,32 +155,30 @@ async def seek(
     _show_done(session.out, f"the next event it gets is offset {done.next_offset}", done)
 
 
-@command(app, "pause", examples="tidings group pause actions learner")
+@command(app, "pause", asks_node=True, examples="tidings group pause actions learner")
 async def pause(
     session: Session,
     topic: TopicArgument,
     group: GroupArgument,
     *,
     offsets_key: OffsetsKeyOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
 ) -> None:
     """Deliver nothing to the group until it is resumed, also after a restart."""
-    await _pause_or_resume(session, "pause", topic, group, offsets_key, token, is_dry_run=is_dry_run)
+    await _pause_or_resume(session, "pause", topic, group, offsets_key, is_dry_run=is_dry_run)
 
 
-@command(app, "resume", examples="tidings group resume actions learner")
+@command(app, "resume", asks_node=True, examples="tidings group resume actions learner")
 async def resume(
     session: Session,
     topic: TopicArgument,
     group: GroupArgument,
     *,
     offsets_key: OffsetsKeyOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
 ) -> None:
     """Deliver to a paused group again."""
-    await _pause_or_resume(session, "resume", topic, group, offsets_key, token, is_dry_run=is_dry_run)
+    await _pause_or_resume(session, "resume", topic, group, offsets_key, is_dry_run=is_dry_run)
 
 
 async def _pause_or_resume(
@@ -192,25 +187,19 @@ async def _pause_or_resume(
     topic: str,
     group: str,
     offsets_key: Path | None,
-    token: str | None,
     *,
     is_dry_run: bool,
 ) -> None:
-    if is_dry_run:
-        async with session.reading() as log:
-            files = admin_of(session, log, offsets_key)
-            done = await (files.pause if verb == "pause" else files.resume)(topic, group, dry_run=True)
-        words = f"would {verb}"
-    else:
-        async with administering(session, token=token, offsets_key=offsets_key) as admin:
-            done = await (admin.pause if verb == "pause" else admin.resume)(topic, group)
-        words = f"{verb.removesuffix('e')}ed"
+    async with (looking if is_dry_run else changing)(session, offsets_key=offsets_key) as admin:
+        done = await (admin.pause if verb == "pause" else admin.resume)(topic, group, dry_run=is_dry_run)
+    words = f"would {verb}" if is_dry_run else f"{verb.removesuffix('e')}ed"
     _show_done(session.out, words if done.changes else "is so already", done)
 
 
 @command(
     app,
     "delete",
+    asks_node=True,
     examples="tidings group delete actions learner --dry-run\ntidings group delete actions learner --yes",
 )
 async def delete(
@@ -219,7 +208,6 @@ async def delete(
     group: GroupArgument,
     *,
     offsets_key: OffsetsKeyOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -229,14 +217,13 @@ async def delete(
     A group of that name that subscribes later is a new one. Retention no longer waits for it.
     """
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
-    async with session.reading() as log:
-        planned = await admin_of(session, log, offsets_key).delete(topic, group, dry_run=True)
+    async with looking(session, offsets_key=offsets_key) as admin:
+        planned = await admin.delete(topic, group, dry_run=True)
     if is_dry_run:
         _show_plan(session.out, "delete", planned)
         return
-    async with administering(
+    async with changing(
         session,
-        token=token,
         offsets_key=offsets_key,
         question="Carry this out?",
         show=lambda: _show_plan(session.out, "delete", planned),

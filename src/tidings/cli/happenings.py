@@ -12,7 +12,7 @@ from tidings.wire.steward import requests
 
 from .ledger_access import ledger_of
 from .output import Output, plain
-from .session import Session, TokenOption, command
+from .session import Session, command
 
 app = typer.Typer(help="Follow what happens in the ledger.", rich_markup_mode=None)
 
@@ -22,6 +22,7 @@ Names = list[str] | None
 @command(
     app,
     "tail",
+    asks_node=True,
     ends_on_interrupt=True,
     examples="""
         tidings happenings tail
@@ -60,7 +61,6 @@ async def tail(
         typer.Option("--window-ms", min=1, max=5000, metavar="MS", help="How long a window is; 100 if left out."),
     ] = None,
     count: Annotated[int | None, typer.Option("--count", min=1, metavar="N", help="End after so many.")] = None,
-    token: TokenOption = None,
 ) -> None:
     """
     Show happenings as they happen, until Ctrl-C; with --since, first those that are still kept.
@@ -80,7 +80,7 @@ async def tail(
         coalesce_window_ms=window_ms,
     )
     shown = 0
-    async with ledger_of(session, token=token) as ledger:
+    async with ledger_of(session) as ledger:
         async for frame in ledger.frames(request):
             if "happening" in frame:
                 _show(session.out, frame)

@@ -17,7 +17,7 @@ from tidings.wire.steward import requests
 
 from .ledger_access import LedgerAccess, ledger_of, parsed_json
 from .output import Output, UsageProblem
-from .session import DryRunOption, Session, TokenOption, YesOption, check_dry_run, command, confirm
+from .session import DryRunOption, Session, YesOption, check_dry_run, command, confirm
 
 subject_app = typer.Typer(help="Look at subjects, announce them, merge and split them.", rich_markup_mode=None)
 relation_app = typer.Typer(help="Look at relations, claim them, hide them.", rich_markup_mode=None)
@@ -107,7 +107,6 @@ def goes_ahead(session: Session, plan: str, *, is_dry_run: bool, is_yes: bool) -
 async def administer(
     session: Session,
     request: requests.RehearsableRequest,
-    token: str | None,
     *,
     plan: str,
     is_dry_run: bool,
@@ -115,15 +114,14 @@ async def administer(
 ) -> None:
     """Ask, and have something done that takes the administrator's right; see ``goes_ahead``."""
     if is_dry_run:
-        await show_rehearsal(session, request, token, _ADMIN, plan=plan, is_yes=is_yes)
+        await show_rehearsal(session, request, _ADMIN, plan=plan, is_yes=is_yes)
     elif goes_ahead(session, plan, is_dry_run=False, is_yes=is_yes):
-        await change(session, request, token, _ADMIN)
+        await change(session, request, _ADMIN)
 
 
 async def show_rehearsal(
     session: Session,
     request: requests.RehearsableRequest,
-    token: str | None,
     capabilities: tuple[str, ...],
     *,
     plan: str,
@@ -131,7 +129,7 @@ async def show_rehearsal(
 ) -> None:
     """Have the ledger say whether it would refuse something, or change anything; it changes nothing."""
     check_dry_run(is_dry_run=True, is_yes=is_yes)
-    async with ledger_of(session, token=token, capabilities=capabilities) as ledger:
+    async with ledger_of(session, capabilities=capabilities) as ledger:
         answer = await ledger.call(msgspec.structs.replace(request, dry_run=True))
     if answer["would_change"]:
         session.out.result({"would": plan}, f"would {plan}")
@@ -141,11 +139,9 @@ async def show_rehearsal(
         session.out.result({"would": None, "outcome": why}, f"would change nothing{'' if why is None else f' ({why})'}")
 
 
-async def change(
-    session: Session, request: requests.StewardRequest, token: str | None, capabilities: tuple[str, ...]
-) -> None:
+async def change(session: Session, request: requests.StewardRequest, capabilities: tuple[str, ...]) -> None:
     """Have something done, and say what came of it."""
-    async with ledger_of(session, token=token, capabilities=capabilities) as ledger:
+    async with ledger_of(session, capabilities=capabilities) as ledger:
         answer = await ledger.call(request)
     show_answer(session.out, answer)
 
@@ -161,7 +157,7 @@ def show_answer(out: Output, answer: dict[str, Any]) -> None:
 # Subjects
 
 
-@command(subject_app, "list", examples="tidings subject list\ntidings subject list --type track --json")
+@command(subject_app, "list", asks_node=True, examples="tidings subject list\ntidings subject list --type track --json")
 async def list_subjects(
     session: Session,
     *,
@@ -169,16 +165,15 @@ async def list_subjects(
         str | None, typer.Option("--type", metavar="TYPE", help="Only subjects of this type.")
     ] = None,
     limit: LimitOption = None,
-    token: TokenOption = None,
 ) -> None:
     """List the subjects with their types and addressings, by id."""
-    async with ledger_of(session, token=token) as ledger:
+    async with ledger_of(session) as ledger:
         found = [
             each
             async for each in pages(ledger, requests.ListSubjectsRequest(page_size=LIST_PAGE_SIZE), "subjects", None)
             if subject_type in (None, each["subject_type"])
         ][:limit]
-    session.out.listing("Subjects", ("id", "type", "addressings"), found, _subject_row)
+    session.out.listing("Subjects", ("id", "type", "addressings"), found, _subject_row, empty="there are no subjects")
 
 
 def _subject_row(each: dict[str, Any]) -> tuple[object, ...]:
@@ -189,6 +184,7 @@ def _subject_row(each: dict[str, Any]) -> tuple[object, ...]:
 @command(
     subject_app,
     "show",
+    asks_node=True,
     examples="""
         tidings subject show mpd-path:/music/a.flac
         tidings subject show 2f9c… --predicate album_of --depth 2
@@ -208,11 +204,10 @@ async def show_subject(
     depth: Annotated[
         int, typer.Option("--depth", min=0, max=32, metavar="N", help="How many steps to follow them.")
     ] = 1,
-    token: TokenOption = None,
 ) -> None:
     """Show a subject, its state and what it is related to; of a retired id, what became of it."""
     scope = {"relation_predicates": predicates or [], "direction": direction, "max_depth": depth}
-    async with ledger_of(session, token=token) as ledger:
+    async with ledger_of(session) as ledger:
         found = await ledger.call(
             requests.ProjectSubjectRequest(canonical_id=await _id_of(ledger, subject), scope=scope)
         )
@@ -246,6 +241,7 @@ def _subject_facts(shown: dict[str, Any]) -> list[tuple[str, object]]:
 @command(
     subject_app,
     "announce",
+    asks_node=True,
     examples="tidings subject announce track mpd-path:/music/a.flac --plugin org.example.library",
 )
 async def announce(
@@ -255,7 +251,6 @@ async def announce(
     *,
     plugin: PluginOption,
     state: Annotated[str | None, typer.Option("--state", metavar="JSON", help="What to keep with it.")] = None,
-    token: TokenOption = None,
 ) -> None:
     """Say, in a plugin's name, that there is a subject, or that one has further addressings."""
     request = requests.AnnounceSubjectRequest(
@@ -264,26 +259,31 @@ async def announce(
         addressings=[addressing_of(each) for each in addressings],
         state=None if state is None else parsed_json("--state", state),
     )
-    await change(session, request, token, _PLUGINS)
+    await change(session, request, _PLUGINS)
 
 
-@command(subject_app, "retract", examples="tidings subject retract mpd-path:/music/a.flac --plugin org.example.library")
+@command(
+    subject_app,
+    "retract",
+    asks_node=True,
+    examples="tidings subject retract mpd-path:/music/a.flac --plugin org.example.library",
+)
 async def retract(
     session: Session,
     addressing: AddressingArgument,
     *,
     plugin: PluginOption,
     reason: ReasonOption = None,
-    token: TokenOption = None,
 ) -> None:
     """Take back, in a plugin's name, an addressing that it claims. A subject without any is forgotten."""
     request = requests.RetractAddressingRequest(plugin=plugin, addressing=addressing_of(addressing), reason=reason)
-    await change(session, request, token, _PLUGINS)
+    await change(session, request, _PLUGINS)
 
 
 @command(
     subject_app,
     "merge",
+    asks_node=True,
     examples="tidings subject merge mpd-path:/a.flac spotify:track:1 --reason 'the same recording' --yes",
 )
 async def merge(
@@ -293,19 +293,19 @@ async def merge(
     *,
     reason: ReasonOption = None,
     admin: AdminOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
     """Make one subject of two of the same type. The old ids stay as aliases; relations move along."""
     request = requests.MergeSubjectsRequest(a=subject_of(first), b=subject_of(second), reason=reason, admin=admin)
     plan = f"merge {first} and {second}"
-    await administer(session, request, token, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
+    await administer(session, request, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
 @command(
     subject_app,
     "split",
+    asks_node=True,
     examples="tidings subject split 2f9c… --group mpd-path:/a.flac --group spotify:track:1 --strategy to_both --yes",
 )
 async def split(
@@ -327,7 +327,6 @@ async def split(
     ] = None,
     reason: ReasonOption = None,
     admin: AdminOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -346,12 +345,13 @@ async def split(
     except msgspec.ValidationError as error:
         raise UsageProblem(f"the split cannot be made like this: {error}") from None
     plan = f"split {subject} into {len(groups)}"
-    await administer(session, request, token, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
+    await administer(session, request, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
 @command(
     subject_app,
     "force-retract",
+    asks_node=True,
     examples="tidings subject force-retract mpd-path:/a.flac --of org.example.library --reason stale --yes",
 )
 async def force_retract_addressing(
@@ -361,7 +361,6 @@ async def force_retract_addressing(
     target_plugin: TargetPluginOption,
     reason: ReasonOption = None,
     admin: AdminOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -370,17 +369,20 @@ async def force_retract_addressing(
         target_plugin=target_plugin, addressing=addressing_of(addressing), reason=reason, admin=admin
     )
     plan = f"take {addressing} back from {target_plugin}"
-    await administer(session, request, token, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
+    await administer(session, request, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
-@command(subject_app, "admin-log", examples="tidings subject admin-log\ntidings subject admin-log --as curator --json")
-async def admin_log(
-    session: Session, *, admin: AdminOption = None, limit: LimitOption = None, token: TokenOption = None
-) -> None:
+@command(
+    subject_app,
+    "admin-log",
+    asks_node=True,
+    examples="tidings subject admin-log\ntidings subject admin-log --as curator --json",
+)
+async def admin_log(session: Session, *, admin: AdminOption = None, limit: LimitOption = None) -> None:
     """List what administrators did, oldest first: to subjects, relations, appointments, watches and types."""
     found: list[dict[str, Any]] = []
     request = requests.ListAdminEntriesRequest(admin_plugin=admin, page_size=LIST_PAGE_SIZE)
-    async with ledger_of(session, token=token, capabilities=_ADMIN) as ledger:
+    async with ledger_of(session, capabilities=_ADMIN) as ledger:
         while True:
             page = await ledger.call(request)
             found += page["admin_entries"]
@@ -388,7 +390,9 @@ async def admin_log(
                 break
             request = msgspec.structs.replace(request, after=page["next_after"])
     columns = ("at ms>", "by", "what", "to", "reason")
-    session.out.listing("What administrators did", columns, found[:limit], _entry_row)
+    session.out.listing(
+        "What administrators did", columns, found[:limit], _entry_row, empty="administrators did nothing yet"
+    )
 
 
 def _entry_row(each: dict[str, Any]) -> tuple[object, ...]:
@@ -403,13 +407,15 @@ def _entry_row(each: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-@command(subject_app, "conflicts", examples="tidings subject conflicts\ntidings subject conflicts --json")
-async def conflicts(session: Session, *, token: TokenOption = None) -> None:
+@command(
+    subject_app, "conflicts", asks_node=True, examples="tidings subject conflicts\ntidings subject conflicts --json"
+)
+async def conflicts(session: Session) -> None:
     """List the subjects that a plugin takes for one; merging them, or forgetting one, settles it."""
-    async with ledger_of(session, token=token, capabilities=_ADMIN) as ledger:
+    async with ledger_of(session, capabilities=_ADMIN) as ledger:
         found = (await ledger.call(requests.ListConflictsRequest()))["conflicts"]
     columns = ("number>", "plugin", "at ms>", "subjects")
-    session.out.listing("Open conflicts", columns, found, _conflict_row)
+    session.out.listing("Open conflicts", columns, found, _conflict_row, empty="there are no open conflicts")
 
 
 def _conflict_row(each: dict[str, Any]) -> tuple[object, ...]:
@@ -420,23 +426,27 @@ def _conflict_row(each: dict[str, Any]) -> tuple[object, ...]:
 # Relations
 
 
-@command(relation_app, "list", examples="tidings relation list\ntidings relation list --predicate album_of --json")
+@command(
+    relation_app,
+    "list",
+    asks_node=True,
+    examples="tidings relation list\ntidings relation list --predicate album_of --json",
+)
 async def list_relations(
     session: Session,
     *,
     predicate: Annotated[str | None, typer.Option("--predicate", metavar="NAME", help="Only of this kind.")] = None,
     limit: LimitOption = None,
-    token: TokenOption = None,
 ) -> None:
     """List the relations, hidden ones too, with who claims them."""
-    async with ledger_of(session, token=token) as ledger:
+    async with ledger_of(session) as ledger:
         found = [
             each
             async for each in pages(ledger, requests.ListRelationsRequest(page_size=LIST_PAGE_SIZE), "relations", None)
             if predicate in (None, each["predicate"])
         ][:limit]
     columns = ("source", "predicate", "target", "claimed by", "hidden")
-    session.out.listing("Relations", columns, found, _relation_row)
+    session.out.listing("Relations", columns, found, _relation_row, empty="there are no relations")
 
 
 def _relation_row(each: dict[str, Any]) -> tuple[object, ...]:
@@ -448,6 +458,7 @@ def _relation_row(each: dict[str, Any]) -> tuple[object, ...]:
 @command(
     relation_app,
     "claim",
+    asks_node=True,
     examples="tidings relation claim mpd-path:/a.flac album_of mbid:77 --plugin org.example.library",
 )
 async def claim(
@@ -458,18 +469,18 @@ async def claim(
     *,
     plugin: PluginOption,
     reason: ReasonOption = None,
-    token: TokenOption = None,
 ) -> None:
     """Say, in a plugin's name, that two subjects are related."""
     request = requests.ClaimRelationRequest(
         plugin=plugin, source=subject_of(source), predicate=predicate, target=subject_of(target), reason=reason
     )
-    await change(session, request, token, _PLUGINS)
+    await change(session, request, _PLUGINS)
 
 
 @command(
     relation_app,
     "retract",
+    asks_node=True,
     examples="tidings relation retract mpd-path:/a.flac album_of mbid:77 --plugin org.example.library",
 )
 async def retract_relation(
@@ -480,18 +491,18 @@ async def retract_relation(
     *,
     plugin: PluginOption,
     reason: ReasonOption = None,
-    token: TokenOption = None,
 ) -> None:
     """Take back, in a plugin's name, its claim on a relation. One that nobody claims is forgotten."""
     request = requests.RetractRelationRequest(
         plugin=plugin, source=subject_of(source), predicate=predicate, target=subject_of(target), reason=reason
     )
-    await change(session, request, token, _PLUGINS)
+    await change(session, request, _PLUGINS)
 
 
 @command(
     relation_app,
     "suppress",
+    asks_node=True,
     examples="tidings relation suppress mpd-path:/a.flac album_of mbid:77 --reason dispute --yes",
 )
 async def suppress(
@@ -502,7 +513,6 @@ async def suppress(
     *,
     reason: ReasonOption = None,
     admin: AdminOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -511,10 +521,15 @@ async def suppress(
         source=subject_of(source), predicate=predicate, target=subject_of(target), reason=reason, admin=admin
     )
     plan = f"hide {source} {predicate} {target}"
-    await administer(session, request, token, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
+    await administer(session, request, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
-@command(relation_app, "unsuppress", examples="tidings relation unsuppress mpd-path:/a.flac album_of mbid:77 --yes")
+@command(
+    relation_app,
+    "unsuppress",
+    asks_node=True,
+    examples="tidings relation unsuppress mpd-path:/a.flac album_of mbid:77 --yes",
+)
 async def unsuppress(
     session: Session,
     source: SubjectArgument,
@@ -522,7 +537,6 @@ async def unsuppress(
     target: TargetArgument,
     *,
     admin: AdminOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -531,12 +545,13 @@ async def unsuppress(
         source=subject_of(source), predicate=predicate, target=subject_of(target), admin=admin
     )
     plan = f"show {source} {predicate} {target} again"
-    await administer(session, request, token, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
+    await administer(session, request, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
 @command(
     relation_app,
     "force-retract",
+    asks_node=True,
     examples="tidings relation force-retract mpd-path:/a.flac album_of mbid:77 --of org.example.library --yes",
 )
 async def force_retract_relation(
@@ -548,7 +563,6 @@ async def force_retract_relation(
     target_plugin: TargetPluginOption,
     reason: ReasonOption = None,
     admin: AdminOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -562,20 +576,20 @@ async def force_retract_relation(
         admin=admin,
     )
     plan = f"take the claim on {source} {predicate} {target} back from {target_plugin}"
-    await administer(session, request, token, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
+    await administer(session, request, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
 # Custody
 
 
-@command(custody_app, "list", examples="tidings custody list\ntidings custody list --json")
-async def list_custodies(session: Session, *, limit: LimitOption = None, token: TokenOption = None) -> None:
+@command(custody_app, "list", asks_node=True, examples="tidings custody list\ntidings custody list --json")
+async def list_custodies(session: Session, *, limit: LimitOption = None) -> None:
     """List what plugins have custody of, and how it is doing."""
-    async with ledger_of(session, token=token) as ledger:
+    async with ledger_of(session) as ledger:
         request = requests.ListActiveCustodiesRequest(page_size=LIST_PAGE_SIZE)
         found = [each async for each in pages(ledger, request, "active_custodies", limit)]
     columns = ("plugin", "handle", "shelf", "type", "state", "health", "started ms>")
-    session.out.listing("Custodies", columns, found, _custody_row)
+    session.out.listing("Custodies", columns, found, _custody_row, empty="there are no custodies")
 
 
 def _custody_row(each: dict[str, Any]) -> tuple[object, ...]:
@@ -592,13 +606,12 @@ def _custody_row(each: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-@command(custody_app, "release", examples="tidings custody release audio.playback 6f1d… --yes")
+@command(custody_app, "release", asks_node=True, examples="tidings custody release audio.playback 6f1d… --yes")
 async def release(
     session: Session,
     shelf: Annotated[str, typer.Argument(metavar="RACK.SHELF", help="The shelf of the plugin that has it.")],
     handle: Annotated[str, typer.Argument(metavar="HANDLE", help="The handle of the custody.")],
     *,
-    token: TokenOption = None,
     is_dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show what the plugin would be asked, and ask nobody.")
     ] = False,
@@ -607,4 +620,4 @@ async def release(
     """Have the plugin on a shelf end what it has custody of. It must be running."""
     plan = f"end the custody {handle} on {shelf}"
     if goes_ahead(session, plan, is_dry_run=is_dry_run, is_yes=is_yes):
-        await change(session, requests.ReleaseCustodyRequest(shelf=shelf, handle=handle), token, ())
+        await change(session, requests.ReleaseCustodyRequest(shelf=shelf, handle=handle), ())

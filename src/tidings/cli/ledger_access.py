@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import msgspec
 
-from tidings.log.errors import WorkspaceBusy
-from tidings.server.address import NodeAddress, read_address
+from tidings.server.address import NodeAddress
 from tidings.wire.steward import frames, requests
 
+from .administration import node_address_of, target_of
 from .output import UsageProblem
 from .session import Session, read_text
 
@@ -44,15 +44,12 @@ class LedgerAccess(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def ledger_of(
-    session: Session, *, token: str | None, capabilities: Sequence[str] = ()
-) -> AsyncIterator[LedgerAccess]:
+async def ledger_of(session: Session, *, capabilities: Sequence[str] = ()) -> AsyncIterator[LedgerAccess]:
     """
     The workspace's ledger.
 
     Args:
-        session: The workspace.
-        token: What to show to a node.
+        session: The workspace, or the node.
         capabilities: What the requests take.
 
     Raises:
@@ -60,15 +57,12 @@ async def ledger_of(
         UsageProblem: There is nothing to show to the node.
         RemoteUnavailable: The node did not answer.
     """
-    writer = session.writer()
-    if writer is None:
+    address = node_address_of(session)
+    if address is None:
         async with _opened(session) as access:
             yield access
         return
-    address = read_address(session.workspace)
-    if address is None:
-        raise WorkspaceBusy(session.workspace, writer)
-    async with _client(address, token, capabilities) as client:
+    async with _client(session, address, capabilities) as client:
         yield _Node(client)
 
 
@@ -82,18 +76,14 @@ def trusting(address: NodeAddress) -> ssl.SSLContext | None:
     return context
 
 
-def _client(address: NodeAddress, token: str | None, capabilities: Sequence[str]) -> Any:
+def _client(session: Session, address: NodeAddress, capabilities: Sequence[str]) -> Any:
     from tidings.client.ledger import LedgerClient
 
-    if token is not None:
-        context = trusting(address)
-        return LedgerClient(address.url, token=token, capabilities=capabilities, ssl_context=context, patience_s=0)
-    if address.steward is not None:
+    if session.token is None and address.steward is not None:
         return LedgerClient.unix(address.steward, capabilities=capabilities, patience_s=0)
-    raise UsageProblem(
-        f"the node at {address.url} holds the workspace, and there is no token to ask it with",
-        "give a token that may do this by TIDINGS_TOKEN or --token, or have the node open a steward socket",
-    )
+    node = target_of(session, address)
+    context = trusting(address)
+    return LedgerClient(address.url, token=node.token, capabilities=capabilities, ssl_context=context, patience_s=0)
 
 
 class _Node:

@@ -376,6 +376,7 @@ def show_topics(out: Output, topics: list[dict[str, Any]]) -> None:
             f"{each['first_offset']} to {each['next_offset'] - 1}" if each["records"] else "-",
             f"{each['first_seq']} to {each['last_seq']}" if each["records"] else "-",
         ),
+        empty="there are no topics yet",
     )
 
 

@@ -6,27 +6,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 import msgspec
 import typer
 
-from tidings.access.audit import audited_drops
-from tidings.bus.store import GroupStore
-from tidings.core.clock import datetime_of
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.repair import RepairResult, carry_out
 from tidings.log.embedded.repair_plan import RepairPlan, plan_repair
 from tidings.log.embedded.verify import VerifyProgress, VerifyReport
 from tidings.log.embedded.verify import verify as verify_log
 from tidings.log.errors import WorkspaceBusy
-from tidings.log.interface import Log
-from tidings.log.retention import RetentionPlan, SegmentDecision, plan_retention
+from tidings.log.retention import RetentionPlan, SegmentDecision
 from tidings.log.settings import TopicRetention
-from tidings.pipeline.state_files import load_archived
 
-from .administration import store_of
+from .administration import changing, looking
 from .output import ExitCode, Output, UsageProblem, human_bytes
 from .session import (
     OffsetsKeyOption,
@@ -205,6 +199,7 @@ def _show_result(out: Output, plan: RepairPlan, result: RepairResult) -> None:
     app,
     "retention",
     has_lake=True,
+    asks_node=True,
     examples="""
             tidings log retention --max-age-days 30
             tidings log retention --max-bytes demo=500MB --max-age-days 90 --yes
@@ -239,21 +234,9 @@ async def retention(
     if not rules:
         raise UsageProblem("no rule was given, so nothing could go", "give --max-age-days or --max-bytes")
     check_dry_run(is_dry_run=is_dry_run, is_yes=is_yes)
-    if not is_yes:
-        async with session.reading() as log:
-            _show_retention(
-                session.out,
-                await _plan_drops(session, log, rules, store_of(session, log, offsets_key=offsets_key)),
-                is_done=False,
-            )
-        return
-    async with session.writing() as writer:
-        store = store_of(session, writer, offsets_key=offsets_key)
-        plan = await _plan_drops(session, writer, rules, store)
-        if plan.drops:
-            async with user_audit().of(writer, "retention", audited_drops(plan), frees_space=True):
-                plan = await writer.drop(plan, store)
-    _show_retention(session.out, plan, is_done=True)
+    async with (changing if is_yes else looking)(session, offsets_key=offsets_key) as admin:
+        plan = await admin.retention(rules, dry_run=not is_yes)
+    _show_retention(session.out, plan, is_done=is_yes)
 
 
 def _rules(ages: list[str], sizes: list[str], *, keeps_ids: bool) -> dict[str, TopicRetention]:
@@ -268,23 +251,6 @@ def _rules(ages: list[str], sizes: list[str], *, keeps_ids: bool) -> dict[str, T
         )
         for topic in {*age_of, *size_of}
     }
-
-
-async def _plan_drops(
-    session: Session, log: Log, rules: Mapping[str, TopicRetention], store: GroupStore
-) -> RetentionPlan:
-    segments = [segment for info in log.topics().values() for segment in info.segments]
-    # Where a lake is kept its bookkeeping says what it holds; if that cannot be read it holds nothing: a segment too
-    # many is kept, none too few.
-    is_kept = session.lake_place is not None or session.lake.path.exists()
-    archived = load_archived(session.lake, session.layout.read_meta(OsDisk()).epoch) if is_kept else None
-    return plan_retention(
-        segments,
-        rules,
-        now=datetime_of(session.clock.now_ns()),
-        needs=await store.needs(),
-        archived_through=archived,
-    )
 
 
 def _decision_dict(decision: SegmentDecision) -> dict[str, Any]:

@@ -6,7 +6,6 @@ They are a running node's affair, so there is nothing to ask without one; only `
 
 from __future__ import annotations
 
-import asyncio
 from collections import deque
 from typing import Annotated, Any, Final
 from urllib.parse import quote
@@ -14,15 +13,14 @@ from urllib.parse import quote
 import msgspec
 import typer
 
-from tidings.access.administration import Request, send
 from tidings.access.audit import AUDIT_TOPIC
 from tidings.log.interface import Query
 from tidings.log.reading import records
 from tidings.log.record import Record
 
-from .administration import node_of
+from .administration import running_node_of
 from .output import UsageProblem
-from .session import Session, TokenOption, YesOption, command, confirm, parse_span
+from .session import Session, YesOption, command, confirm, parse_span
 
 gateway_app = typer.Typer(help="Look at who is subscribed to events, and at what is on record.", rich_markup_mode=None)
 app_app = typer.Typer(help="Register apps, and declare their events.", rich_markup_mode=None)
@@ -34,7 +32,7 @@ Names = list[str] | None
 _GATEWAYS: Final = ("security.event.", "operational.event.")
 
 
-async def _ask(session: Session, token: str | None, method: str, path: str, body: object = None) -> dict[str, Any]:
+async def _ask(session: Session, method: str, path: str, body: object = None) -> dict[str, Any]:
     """
     What the node that holds the workspace answers.
 
@@ -42,21 +40,16 @@ async def _ask(session: Session, token: str | None, method: str, path: str, body
         UsageProblem: No node holds it, or there is no token.
         NodeUnreachable, NodeRefused: It did not do it.
     """
-    found = node_of(session, token)
-    if found is None:
-        raise UsageProblem("no node holds the workspace", "start one with `tidings serve`")
-    address, shown = found
-    request = Request(method, path, b"" if body is None else msgspec.json.encode(body))
-    return await asyncio.to_thread(send, address.url, request, shown, address.certificate)
+    return await running_node_of(session).ask(method, path, body)
 
 
 # The gateway
 
 
-@command(gateway_app, "connections", examples="tidings gateway connections")
-async def connections(session: Session, *, token: TokenOption = None) -> None:
+@command(gateway_app, "connections", asks_node=True, examples="tidings gateway connections")
+async def connections(session: Session) -> None:
     """List who is subscribed, and how full their buffers are."""
-    found = await _ask(session, token, "GET", "/v1/gateway/connections")
+    found = await _ask(session, "GET", "/v1/gateway/connections")
     session.out.listing(
         "Subscribers",
         ("connection", "identity", "app", "channels", "open for>", "delivered>", "unacked>", "unsent>", "buffer>"),
@@ -72,13 +65,14 @@ async def connections(session: Session, *, token: TokenOption = None) -> None:
             each["unsent_count"],
             f"{each['use']:.0%}",
         ),
+        empty="nobody is subscribed",
     )
 
 
-@command(gateway_app, "stats", examples="tidings gateway stats --json")
-async def stats(session: Session, *, token: TokenOption = None) -> None:
+@command(gateway_app, "stats", asks_node=True, examples="tidings gateway stats --json")
+async def stats(session: Session) -> None:
     """Show what the gateway counts, and whether it is ready."""
-    found = await _ask(session, token, "GET", "/v1/gateway/stats")
+    found = await _ask(session, "GET", "/v1/gateway/stats")
     if session.out.is_json:
         session.out.json(found)
         return
@@ -150,10 +144,10 @@ async def audit(
 # Apps
 
 
-@command(app_app, "list", examples="tidings app list")
-async def list_apps(session: Session, *, token: TokenOption = None) -> None:
+@command(app_app, "list", asks_node=True, examples="tidings app list")
+async def list_apps(session: Session) -> None:
     """List the apps with their event types."""
-    found = await _ask(session, token, "GET", "/v1/apps")
+    found = await _ask(session, "GET", "/v1/apps")
     session.out.listing(
         "Apps",
         ("app", "title", "version", "enabled", "event types"),
@@ -165,50 +159,51 @@ async def list_apps(session: Session, *, token: TokenOption = None) -> None:
             "yes" if each["is_enabled"] else "no",
             ", ".join(declared["event_type"] for declared in each["event_types"]),
         ),
+        empty="there are no apps",
     )
 
 
-async def _change(session: Session, token: str | None, change: dict[str, Any], line: str) -> None:
-    done = await _ask(session, token, "POST", "/v1/apps", change)
+async def _change(session: Session, change: dict[str, Any], line: str) -> None:
+    done = await _ask(session, "POST", "/v1/apps", change)
     session.out.result(done, f"{line}, from seq {done['seq']} on")
 
 
-@command(app_app, "register", examples="tidings app register contacts --title Contacts")
+@command(app_app, "register", asks_node=True, examples="tidings app register contacts --title Contacts")
 async def register(
     session: Session,
     slug: SlugArgument,
     *,
     title: Annotated[str, typer.Option("--title", metavar="TEXT", help="What people call it.")] = "",
     version: Annotated[str, typer.Option("--version", metavar="TEXT", help="Its version.")] = "",
-    token: TokenOption = None,
 ) -> None:
     """Register an app, or change its title and version."""
-    await _change(session, token, {"slug": slug, "title": title, "version": version}, f"{slug} is registered")
+    await _change(session, {"slug": slug, "title": title, "version": version}, f"{slug} is registered")
 
 
-@command(app_app, "enable", examples="tidings app enable contacts")
-async def enable(session: Session, slug: SlugArgument, *, token: TokenOption = None) -> None:
+@command(app_app, "enable", asks_node=True, examples="tidings app enable contacts")
+async def enable(session: Session, slug: SlugArgument) -> None:
     """Let an app be used again."""
-    await _change(session, token, {"type": "app.enabled", "slug": slug, "is_enabled": True}, f"{slug} is enabled")
+    await _change(session, {"type": "app.enabled", "slug": slug, "is_enabled": True}, f"{slug} is enabled")
 
 
-@command(app_app, "disable", examples="tidings app disable contacts")
-async def disable(session: Session, slug: SlugArgument, *, token: TokenOption = None) -> None:
+@command(app_app, "disable", asks_node=True, examples="tidings app disable contacts")
+async def disable(session: Session, slug: SlugArgument) -> None:
     """Close an app's subscribers, and let nobody in until it is enabled."""
-    await _change(session, token, {"type": "app.enabled", "slug": slug, "is_enabled": False}, f"{slug} is disabled")
+    await _change(session, {"type": "app.enabled", "slug": slug, "is_enabled": False}, f"{slug} is disabled")
 
 
-@command(app_app, "remove", examples="tidings app remove contacts --yes")
-async def remove(session: Session, slug: SlugArgument, *, token: TokenOption = None, is_yes: YesOption = False) -> None:
+@command(app_app, "remove", asks_node=True, examples="tidings app remove contacts --yes")
+async def remove(session: Session, slug: SlugArgument, *, is_yes: YesOption = False) -> None:
     """Remove an app with its event types and channels."""
     confirm(session.out, f"remove {slug} with its event types and channels?", is_yes=is_yes)
-    done = await _ask(session, token, "DELETE", f"/v1/apps/{quote(slug, safe='')}")
+    done = await _ask(session, "DELETE", f"/v1/apps/{quote(slug, safe='')}")
     session.out.result(done, f"{slug} is removed, from seq {done['seq']} on")
 
 
 @command(
     app_app,
     "declare",
+    asks_node=True,
     examples="tidings app declare contacts app.contacts.message_created --topic messages --field thread",
 )
 async def declare(
@@ -229,7 +224,6 @@ async def declare(
     is_for_app: Annotated[
         bool, typer.Option("--for-app", help="For all of the app, not only for who may read the record.")
     ] = False,
-    token: TokenOption = None,
 ) -> None:
     """Declare an event of an app. Its fields cannot be changed afterwards."""
     change = {
@@ -242,16 +236,16 @@ async def declare(
         "optional_fields": optional or [],
         "audience": "app" if is_for_app else "acl",
     }
-    await _change(session, token, change, f"{event_type} is declared")
+    await _change(session, change, f"{event_type} is declared")
 
 
 # The guard
 
 
-@command(guard_app, "list", examples="tidings guard list")
-async def list_directives(session: Session, *, token: TokenOption = None) -> None:
+@command(guard_app, "list", asks_node=True, examples="tidings guard list")
+async def list_directives(session: Session) -> None:
     """List the directives in force."""
-    found = await _ask(session, token, "GET", "/v1/guard/directives")
+    found = await _ask(session, "GET", "/v1/guard/directives")
     session.out.listing(
         "Directives",
         ("decision", "target", "reason", "ends in>"),
@@ -262,6 +256,7 @@ async def list_directives(session: Session, *, token: TokenOption = None) -> Non
             each["directive"].get("reason_code", "administrator"),
             f"{each['ends_in_s']:.0f} s",
         ),
+        empty="nobody is kept out",
     )
 
 
@@ -276,6 +271,7 @@ TargetArgument = Annotated[
 @command(
     guard_app,
     "deny",
+    asks_node=True,
     examples="""
         tidings guard deny identity:alice --for 10m --reason too_loud
         tidings guard deny all --for 1m --close
@@ -290,31 +286,30 @@ async def deny(
         str, typer.Option("--reason", metavar="CODE", help="Why, in lower snake case.")
     ] = "administrator",
     closes: Annotated[bool, typer.Option("--close", help="End their open connections too.")] = False,
-    token: TokenOption = None,
 ) -> None:
     """Let nobody in that is meant, for a time."""
     seconds = parse_span(span)
     if seconds is None:
         raise UsageProblem(f"--for: {span!r} is no span", "give one as 90s, 15m, 2h or 7d")
     directive = {"decision": "deny", "target": target, "ttl_ms": seconds * 1000, "reason_code": reason}
-    done = await _ask(session, token, "POST", "/v1/guard/directives", {**directive, "close_existing": closes})
+    done = await _ask(session, "POST", "/v1/guard/directives", {**directive, "close_existing": closes})
     session.out.result(done, f"{target} is denied for {span}; {done['closed']} connections were closed")
 
 
-@command(guard_app, "allow", examples="tidings guard allow identity:alice")
-async def allow(session: Session, target: TargetArgument, *, token: TokenOption = None) -> None:
+@command(guard_app, "allow", asks_node=True, examples="tidings guard allow identity:alice")
+async def allow(session: Session, target: TargetArgument) -> None:
     """Lift a denial; of all, every one."""
-    done = await _ask(session, token, "POST", "/v1/guard/directives", {"decision": "allow", "target": target})
+    done = await _ask(session, "POST", "/v1/guard/directives", {"decision": "allow", "target": target})
     session.out.result(done, f"{target} is allowed")
 
 
 # Settings
 
 
-@command(config_app, "show", examples="tidings config show --json")
-async def show_config(session: Session, *, token: TokenOption = None) -> None:
+@command(config_app, "show", asks_node=True, examples="tidings config show --json")
+async def show_config(session: Session) -> None:
     """Show the settings in force, and what was changed since the start."""
-    found = await _ask(session, token, "GET", "/v1/config")
+    found = await _ask(session, "GET", "/v1/config")
     if session.out.is_json:
         session.out.json(found)
         return
@@ -338,6 +333,7 @@ def _flat(values: dict[str, Any], path: str = "") -> list[tuple[str, object]]:
 @command(
     config_app,
     "set",
+    asks_node=True,
     examples="""
         tidings config set event.delivery.max_msgs_per_sec=50
         tidings config set server.log_level=debug event.telemetry.emit_samples=true
@@ -349,8 +345,6 @@ async def set_config(
     values: Annotated[
         list[str], typer.Argument(metavar="NAME=VALUE...", help="Settings; without a value as at the start.")
     ],
-    *,
-    token: TokenOption = None,
 ) -> None:
     """Change settings of the running node, all of them or none; until it ends or they are taken back."""
     wanted: dict[str, Any] = {}
@@ -359,7 +353,7 @@ async def set_config(
         if not equals:
             raise UsageProblem(f"{given!r} has no value", "write NAME=VALUE")
         wanted[name] = _value(text)
-    done = await _ask(session, token, "PATCH", "/v1/config", {"values": wanted})
+    done = await _ask(session, "PATCH", "/v1/config", {"values": wanted})
     session.out.result(done, f"changed {', '.join(done['applied']) or 'nothing'}")
 
 

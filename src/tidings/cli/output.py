@@ -30,6 +30,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
+from tidings.access.errors import NodeRefused
 from tidings.core.errors import SettingsError, TidingsError
 from tidings.log.encryption import KeyFileBusy, KeyFileError, SealBroken
 from tidings.log.errors import CorruptLog, LogFenced, StorageFull, WorkspaceBusy, WorkspaceError
@@ -130,7 +131,17 @@ _CODES: Final[tuple[tuple[type[TidingsError], ExitCode], ...]] = (
 
 def exit_code_of(error: TidingsError) -> ExitCode:
     """The exit code that an error ends the tool with."""
-    return next((code for kind, code in _CODES if isinstance(error, kind)), ExitCode.PROBLEM)
+    met = type(error)
+    if isinstance(error, NodeRefused):  # as if the error had been met here
+        met = next((kind for kind in all_errors() if kind.code == error.error_code), met)
+    return next((code for kind, code in _CODES if issubclass(met, kind)), ExitCode.PROBLEM)
+
+
+def all_errors(root: type[TidingsError] = TidingsError) -> Iterator[type[TidingsError]]:
+    """Every error of the modules that are loaded."""
+    yield root
+    for kind in root.__subclasses__():
+        yield from all_errors(kind)
 
 
 def from_os_error(error: OSError) -> TidingsError:
@@ -143,7 +154,10 @@ def from_os_error(error: OSError) -> TidingsError:
 
 def as_json(error: TidingsError) -> dict[str, Any]:
     """The error as programs get it."""
-    return {"code": error.code, "message": error.describe(), "hint": error.hint, "retryable": error.retryable}
+    code, retryable = error.code, error.retryable
+    if isinstance(error, NodeRefused) and error.error_code is not None:  # as the node met it, and the files would have
+        code, retryable = error.error_code, error.may_retry
+    return {"code": code, "message": error.describe(), "hint": error.hint, "retryable": retryable}
 
 
 def as_text(error: TidingsError) -> str:
@@ -218,13 +232,17 @@ class Output:
         items: Iterable[T],
         row: Callable[[T], Sequence[object]],
         as_json: Callable[[T], object] = msgspec.to_builtins,
+        *,
+        empty: str,
     ) -> None:
-        """Several things: a line of JSON for each, or a table for people with a row for each."""
+        """Several things: a line of JSON for each, or a table for people with a row for each; if there are none, a sentence."""
         if self.is_json:
             for item in items:
                 self.json(as_json(item))
+        elif rows := [row(item) for item in items]:
+            self.table(title, columns, rows)
         else:
-            self.table(title, columns, map(row, items))
+            self.text(empty)
 
     def text(self, line: str = "") -> None:
         """One line for people on stdout; nothing with ``--json``."""

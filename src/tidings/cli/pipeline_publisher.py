@@ -8,8 +8,8 @@ stored once. What cannot be published now waits for the next run, and a line say
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Final
+from collections.abc import Sequence
+from typing import Annotated, Any
 
 import msgspec
 import typer
@@ -22,10 +22,8 @@ from tidings.log.interface import Refused
 from tidings.server.address import NodeAddress, read_address
 from tidings.wire.events import event_to_wire
 
+from .administration import event_requests
 from .session import Session
-
-_EVENTS_PER_REQUEST_MAX: Final = 200
-_REQUEST_BYTES_MAX: Final = 1 << 20
 
 PublishTokenOption = Annotated[
     str | None,
@@ -97,7 +95,7 @@ class SummaryPublisher:
                     raise answer.error
 
     def _send(self, events: Sequence[Event], address: NodeAddress, token: str) -> str | None:
-        for body in _bodies(events):
+        for _, body in event_requests(events, _wire_of):
             try:
                 answer = send(address.url, Request("POST", "/v1/events", body), token, address.certificate)
             except (NodeUnreachable, NodeRefused, TokenInvalid) as error:
@@ -109,21 +107,6 @@ class SummaryPublisher:
 
 def _topics(events: Sequence[Event]) -> str:
     return ", ".join(sorted({str.__str__(event.meta.topic) for event in events}))
-
-
-def _bodies(events: Sequence[Event]) -> Iterator[bytes]:
-    """The events as bodies of requests, each within what a node takes in one."""
-    items: list[bytes] = []
-    size = 0
-    for event in events:
-        item = _wire_of(event)
-        if items and (len(items) == _EVENTS_PER_REQUEST_MAX or size + len(item) > _REQUEST_BYTES_MAX):
-            yield b"[%b]" % b",".join(items)
-            items, size = [], 0
-        items.append(item)
-        size += len(item) + 1
-    if items:
-        yield b"[%b]" % b",".join(items)
 
 
 def _wire_of(event: Event) -> bytes:

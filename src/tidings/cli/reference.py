@@ -17,6 +17,7 @@ from .output import EXIT_MEANINGS
 from .root import app
 
 _SHARED = ("workspace", "is_json", "is_verbose", "is_debug")
+_OF_NODES = ("node_asked", "token_shown")
 
 
 def reference() -> str:

@@ -25,6 +25,7 @@ _MODULES: Final = {
     "topic": ("log", "topic_app"),
     "group": ("group", "app"),
     "dlq": ("dlq", "app"),
+    "context": ("context", "app"),
     "key": ("keys", "key_app"),
     "token": ("keys", "token_app"),
     "policy": ("access", "policy_app"),

@@ -17,7 +17,7 @@ from tidings.wire.steward import requests
 from .ledger import LIST_PAGE_SIZE, LimitOption, ReasonOption, change, goes_ahead, pages, show_answer, show_rehearsal
 from .ledger_access import ledger_of, parsed_json
 from .output import UsageProblem
-from .session import DryRunOption, Session, TokenOption, YesOption, check_dry_run, command, confirm, read_text
+from .session import DryRunOption, Session, YesOption, check_dry_run, command, confirm, read_text
 
 appointment_app = typer.Typer(help="Have something done at a time, once or again and again.", rich_markup_mode=None)
 watch_app = typer.Typer(help="Have something done when something holds.", rich_markup_mode=None)
@@ -42,14 +42,14 @@ ActionOption = Annotated[
 TypeArgument = Annotated[str, typer.Argument(metavar="TYPE", help="The type that is not declared.")]
 
 
-@command(appointment_app, "list", examples="tidings appointment list\ntidings appointment list --json")
-async def list_appointments(session: Session, *, limit: LimitOption = None, token: TokenOption = None) -> None:
+@command(appointment_app, "list", asks_node=True, examples="tidings appointment list\ntidings appointment list --json")
+async def list_appointments(session: Session, *, limit: LimitOption = None) -> None:
     """List the appointments, also those that have ended of late."""
-    async with ledger_of(session, token=token, capabilities=_APPOINTMENTS) as ledger:
+    async with ledger_of(session, capabilities=_APPOINTMENTS) as ledger:
         request = requests.ListAppointmentsRequest(page_size=LIST_PAGE_SIZE)
         found = [each async for each in pages(ledger, request, "entries", limit)]
     columns = ("creator", "id", "when", "state", "next ms>", "fired>")
-    session.out.listing("Appointments", columns, found, _appointment_row)
+    session.out.listing("Appointments", columns, found, _appointment_row, empty="there are no appointments")
 
 
 def _appointment_row(each: dict[str, Any]) -> tuple[object, ...]:
@@ -65,18 +65,17 @@ def _appointment_row(each: dict[str, Any]) -> tuple[object, ...]:
     )
 
 
-@command(appointment_app, "show", examples="tidings appointment show clock wake-up")
-async def show_appointment(
-    session: Session, creator: CreatorArgument, appointment_id: IdArgument, *, token: TokenOption = None
-) -> None:
+@command(appointment_app, "show", asks_node=True, examples="tidings appointment show clock wake-up")
+async def show_appointment(session: Session, creator: CreatorArgument, appointment_id: IdArgument) -> None:
     """Show one appointment."""
     request = requests.ProjectAppointmentRequest(creator=creator, appointment_id=appointment_id)
-    await _show(session, request, _APPOINTMENTS, token, f"Appointment {creator}/{appointment_id}")
+    await _show(session, request, _APPOINTMENTS, f"Appointment {creator}/{appointment_id}")
 
 
 @command(
     appointment_app,
     "create",
+    asks_node=True,
     examples="""
         tidings appointment create clock --spec '{"appointment_id": "wake-up", "time": "06:30", "recurrence": {"kind": "weekdays"}}' --action @ring.json
         tidings appointment create clock --spec '{"appointment_id": "soon", "recurrence": {"kind": "one_shot", "fire_at_ms": 1893456000000}}' --action @ring.json
@@ -93,42 +92,40 @@ async def create_appointment(
         ),
     ],
     action: ActionOption,
-    token: TokenOption = None,
 ) -> None:
     """Make an appointment, in the place of an earlier one of the same name."""
     request = requests.CreateAppointmentRequest(
         creator=creator, spec=parsed_json("--spec", spec), action=parsed_json("--action", action)
     )
-    await change(session, request, token, _APPOINTMENTS)
+    await change(session, request, _APPOINTMENTS)
 
 
-@command(appointment_app, "cancel", examples="tidings appointment cancel clock wake-up --yes")
+@command(appointment_app, "cancel", asks_node=True, examples="tidings appointment cancel clock wake-up --yes")
 async def cancel_appointment(
     session: Session,
     creator: CreatorArgument,
     appointment_id: IdArgument,
     *,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
     """Cancel an appointment. One that there is not is no error."""
     request = requests.CancelAppointmentRequest(creator=creator, appointment_id=appointment_id)
     plan = f"cancel the appointment {creator}/{appointment_id}"
-    await _cancel(session, request, _APPOINTMENTS, token, plan, is_dry_run=is_dry_run, is_yes=is_yes)
+    await _cancel(session, request, _APPOINTMENTS, plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
 # Watches
 
 
-@command(watch_app, "list", examples="tidings watch list\ntidings watch list --json")
-async def list_watches(session: Session, *, limit: LimitOption = None, token: TokenOption = None) -> None:
+@command(watch_app, "list", asks_node=True, examples="tidings watch list\ntidings watch list --json")
+async def list_watches(session: Session, *, limit: LimitOption = None) -> None:
     """List the watches, also those that were cancelled of late."""
-    async with ledger_of(session, token=token, capabilities=_WATCHES) as ledger:
+    async with ledger_of(session, capabilities=_WATCHES) as ledger:
         request = requests.ListWatchesRequest(page_size=LIST_PAGE_SIZE)
         found = [each async for each in pages(ledger, request, "entries", limit)]
     columns = ("creator", "id", "condition", "trigger", "state", "fired>")
-    session.out.listing("Watches", columns, found, _watch_row)
+    session.out.listing("Watches", columns, found, _watch_row, empty="there are no watches")
 
 
 def _watch_row(each: dict[str, Any]) -> tuple[object, ...]:
@@ -138,16 +135,19 @@ def _watch_row(each: dict[str, Any]) -> tuple[object, ...]:
     return each["creator"], spec["watch_id"], kind, trigger, each["state"], each["fires_completed"]
 
 
-@command(watch_app, "show", examples="tidings watch show guard front-door")
-async def show_watch(
-    session: Session, creator: CreatorArgument, watch_id: IdArgument, *, token: TokenOption = None
-) -> None:
+@command(watch_app, "show", asks_node=True, examples="tidings watch show guard front-door")
+async def show_watch(session: Session, creator: CreatorArgument, watch_id: IdArgument) -> None:
     """Show one watch."""
     request = requests.ProjectWatchRequest(creator=creator, watch_id=watch_id)
-    await _show(session, request, _WATCHES, token, f"Watch {creator}/{watch_id}")
+    await _show(session, request, _WATCHES, f"Watch {creator}/{watch_id}")
 
 
-@command(watch_app, "create", examples="tidings watch create guard --spec @front-door.json --action @ring.json")
+@command(
+    watch_app,
+    "create",
+    asks_node=True,
+    examples="tidings watch create guard --spec @front-door.json --action @ring.json",
+)
 async def create_watch(
     session: Session,
     creator: CreatorArgument,
@@ -159,53 +159,49 @@ async def create_watch(
         ),
     ],
     action: ActionOption,
-    token: TokenOption = None,
 ) -> None:
     """Set up a watch, in the place of an earlier one of the same name."""
     request = requests.CreateWatchRequest(
         creator=creator, spec=parsed_json("--spec", spec), action=parsed_json("--action", action)
     )
-    await change(session, request, token, _WATCHES)
+    await change(session, request, _WATCHES)
 
 
-@command(watch_app, "cancel", examples="tidings watch cancel guard front-door --yes")
+@command(watch_app, "cancel", asks_node=True, examples="tidings watch cancel guard front-door --yes")
 async def cancel_watch(
     session: Session,
     creator: CreatorArgument,
     watch_id: IdArgument,
     *,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
     """Cancel a watch. One that there is not is no error."""
     request = requests.CancelWatchRequest(creator=creator, watch_id=watch_id)
     plan = f"cancel the watch {creator}/{watch_id}"
-    await _cancel(session, request, _WATCHES, token, plan, is_dry_run=is_dry_run, is_yes=is_yes)
+    await _cancel(session, request, _WATCHES, plan, is_dry_run=is_dry_run, is_yes=is_yes)
 
 
 # Types that the catalogue lost
 
 
-@command(grammar_app, "list", examples="tidings grammar list\ntidings grammar list --json")
-async def list_orphans(session: Session, *, token: TokenOption = None) -> None:
+@command(grammar_app, "list", asks_node=True, examples="tidings grammar list\ntidings grammar list --json")
+async def list_orphans(session: Session) -> None:
     """List the types of subjects that the catalogue does not declare, and what became of each."""
-    async with ledger_of(session, token=token, capabilities=_GRAMMAR) as ledger:
+    async with ledger_of(session, capabilities=_GRAMMAR) as ledger:
         found = (await ledger.call(requests.ListGrammarOrphansRequest()))["entries"]
     columns = ("type", "subjects>", "status", "accepted because")
-    session.out.listing("Types that are not declared", columns, found, _orphan_row)
+    session.out.listing("Types that are not declared", columns, found, _orphan_row, empty="every type is declared")
 
 
 def _orphan_row(each: dict[str, Any]) -> tuple[object, ...]:
     return each["subject_type"], each["count"], each["status"], each.get("accepted_reason", "-")
 
 
-@command(grammar_app, "use", examples="tidings grammar use catalogue.toml")
+@command(grammar_app, "use", asks_node=True, examples="tidings grammar use catalogue.toml")
 async def use(
     session: Session,
     path: Annotated[Path, typer.Argument(metavar="FILE", help="The catalogue, as TOML.")],
-    *,
-    token: TokenOption = None,
 ) -> None:
     """
     Use this catalogue from now on: the types of subjects, the predicates, the racks and shelves that there may be.
@@ -213,24 +209,24 @@ async def use(
     What is there already stays. A node whose settings name a catalogue_file takes that one again when it starts.
     """
     text = read_text(path, 1 << 20)
-    await change(session, requests.SetCatalogueRequest(catalogue=text), token, _GRAMMAR)
+    await change(session, requests.SetCatalogueRequest(catalogue=text), _GRAMMAR)
 
 
-@command(grammar_app, "accept", examples="tidings grammar accept cassette --reason 'kept as they are'")
+@command(grammar_app, "accept", asks_node=True, examples="tidings grammar accept cassette --reason 'kept as they are'")
 async def accept(
     session: Session,
     subject_type: TypeArgument,
     *,
     reason: Annotated[str, typer.Option("--reason", metavar="TEXT", help="Why; kept on record.")],
-    token: TokenOption = None,
 ) -> None:
     """Leave the subjects of a type as they are: no notice is given of them any more."""
-    await change(session, requests.AcceptGrammarOrphansRequest(from_type=subject_type, reason=reason), token, _GRAMMAR)
+    await change(session, requests.AcceptGrammarOrphansRequest(from_type=subject_type, reason=reason), _GRAMMAR)
 
 
 @command(
     grammar_app,
     "migrate",
+    asks_node=True,
     examples="""
         tidings grammar migrate cassette --to recording --dry-run
         tidings grammar migrate cassette --to recording --yes
@@ -254,7 +250,6 @@ async def migrate(
     ] = None,
     limit: Annotated[int | None, typer.Option("--limit", min=1, metavar="N", help="At most so many.")] = None,
     reason: ReasonOption = None,
-    token: TokenOption = None,
     is_dry_run: DryRunOption = False,
     is_yes: YesOption = False,
 ) -> None:
@@ -277,13 +272,11 @@ async def migrate(
     )
     if not is_dry_run:
         confirm(session.out, f"Migrate the subjects of type {subject_type}?", is_yes=is_yes)
-    await change(session, request, token, _GRAMMAR)
+    await change(session, request, _GRAMMAR)
 
 
-async def _show(
-    session: Session, request: requests.StewardRequest, capabilities: tuple[str, ...], token: str | None, title: str
-) -> None:
-    async with ledger_of(session, token=token, capabilities=capabilities) as ledger:
+async def _show(session: Session, request: requests.StewardRequest, capabilities: tuple[str, ...], title: str) -> None:
+    async with ledger_of(session, capabilities=capabilities) as ledger:
         answer = await ledger.call(request)
     if session.out.is_json:
         session.out.json(answer["entry"])
@@ -302,18 +295,17 @@ async def _cancel(
     session: Session,
     request: requests.RehearsableRequest,
     capabilities: tuple[str, ...],
-    token: str | None,
     plan: str,
     *,
     is_dry_run: bool,
     is_yes: bool,
 ) -> None:
     if is_dry_run:
-        await show_rehearsal(session, request, token, capabilities, plan=plan, is_yes=is_yes)
+        await show_rehearsal(session, request, capabilities, plan=plan, is_yes=is_yes)
         return
     if not goes_ahead(session, plan, is_dry_run=False, is_yes=is_yes):
         return
-    async with ledger_of(session, token=token, capabilities=capabilities) as ledger:
+    async with ledger_of(session, capabilities=capabilities) as ledger:
         answer = await ledger.call(request)
     if session.out.is_json:
         show_answer(session.out, answer)

@@ -42,7 +42,9 @@ from tidings.log.errors import UnknownTopic, WorkspaceError, WorkspaceMissing
 from tidings.log.interface import Log
 from tidings.log.settings import LogSettings
 from tidings.pipeline.storage import LAKE_FOLDER, Storage
+from tidings.server.address import NodeAddress
 
+from .context_file import chosen_node
 from .output import ExitCode, Output, UsageProblem, discard_stdout, from_os_error
 
 P = ParamSpec("P")
@@ -50,8 +52,20 @@ T = TypeVar("T")
 Body = Callable[Concatenate["Session", P], Coroutine[Any, Any, None] | None]
 
 WorkspaceOption = Annotated[
-    Path,
-    typer.Option("--workspace", "-w", metavar="DIR", envvar="TIDINGS_WORKSPACE", help="The folder that holds the log."),
+    Path | None,
+    typer.Option(
+        "--workspace",
+        "-w",
+        metavar="DIR",
+        envvar="TIDINGS_WORKSPACE",
+        help="The folder that holds the log; ./workspace if left out.",
+    ),
+]
+NodeOption = Annotated[
+    str | None,
+    typer.Option(
+        "--node", metavar="URL", help="Ask this node and no workspace: its address, or the name of a context."
+    ),
 ]
 LakeOption = Annotated[
     str | None,
@@ -86,7 +100,7 @@ OffsetsKeyOption = Annotated[
 TokenOption = Annotated[
     str | None,
     typer.Option(
-        "--token", metavar="TOKEN", envvar="TIDINGS_TOKEN", help="A token to show to the node that holds the workspace."
+        "--token", metavar="TOKEN", envvar="TIDINGS_TOKEN", help="What to show to a node; the context's if left out."
     ),
 ]
 TopicArgument = Annotated[str, typer.Argument(metavar="TOPIC", help="The topic.")]
@@ -110,6 +124,10 @@ class Session:
     clock: Clock = SYSTEM_CLOCK
     lake_place: str | None = None
     storage_options: tuple[str, ...] = field(default=(), repr=False)
+    node: NodeAddress | None = None
+    """The node that is to be asked, by ``--node`` or the context in use; then there is no workspace."""
+    token: str | None = field(default=None, repr=False)
+    """What to show to a node."""
 
     @property
     def lake(self) -> Storage:
@@ -137,8 +155,14 @@ class Session:
         The settings that suit the workspace as it is.
 
         Raises:
+            UsageProblem: A node is to be asked, and this needs the files.
             WorkspaceMissing, UnsupportedFormat, WorkspaceError
         """
+        if self.node is not None:
+            raise UsageProblem(
+                f"this needs the files of a workspace, and {self.node.url} is to be asked",
+                "give --workspace, no --node",
+            )
         disk = OsDisk()
         is_by_space = self.layout.read_meta(disk).layout == "space"
         # The reserve that the workspace's own program keeps is not made smaller: that program may need all of it.
@@ -240,7 +264,14 @@ def encryptor_of(key_file: Path | None) -> Encryptor | None:
 
 
 def command(
-    app: typer.Typer, name: str, *, examples: str, ends_on_interrupt: bool = False, has_lake: bool = False
+    app: typer.Typer,
+    name: str,
+    *,
+    examples: str,
+    ends_on_interrupt: bool = False,
+    has_lake: bool = False,
+    has_workspace: bool = True,
+    asks_node: bool = False,
 ) -> Callable[[Body[P]], Body[P]]:
     """
     Register a function as a command.
@@ -251,21 +282,34 @@ def command(
         examples: Command lines to show below its help, one a line.
         ends_on_interrupt: Whether Ctrl-C is how it normally ends (exit code 0, not 130).
         has_lake: Whether it uses the lake, and is to be told where that is.
+        has_workspace: Whether it is about a workspace, and is to be told where that is.
+        asks_node: Whether it can ask a node, and is to be told which, and what to show it.
     """
 
     def register(body: Body[P]) -> Body[P]:
         def run(
             *,
-            workspace: Path,
             is_json: bool,
             is_verbose: bool,
             is_debug: bool,
+            workspace: Path | None = None,
             lake: str | None = None,
             storage_option: list[str] | None = None,
+            node_asked: str | None = None,
+            token_shown: str | None = None,
             **options: Any,
         ) -> None:
-            given = tuple(storage_option or ())
-            session = Session(workspace, Output(is_json=is_json), lake_place=lake, storage_options=given)
+            node, token = None, None
+            if asks_node:
+                node, token = chosen_node(node_asked, token_shown, has_workspace=workspace is not None)
+            session = Session(
+                workspace or WORKSPACE_DEFAULT,
+                Output(is_json=is_json),
+                lake_place=lake,
+                storage_options=tuple(storage_option or ()),
+                node=node,
+                token=token,
+            )
             with _logging(is_verbose or is_debug):
                 try:
                     work = body(session, **options)  # type: ignore[call-arg]  # its signature is given below
@@ -283,7 +327,8 @@ def command(
 
         own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
         functools.update_wrapper(run, body)
-        run.__signature__ = inspect.Signature([*own, *_shared(has_lake=has_lake)])  # type: ignore[attr-defined]
+        shared = _shared(has_lake=has_lake, has_workspace=has_workspace, asks_node=asks_node)
+        run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
         run.__annotations__ = {}
         lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
         app.command(name, epilog=f"\b\nExamples:\n{lines}")(run)
@@ -292,11 +337,11 @@ def command(
     return register
 
 
-def _shared(*, has_lake: bool) -> list[inspect.Parameter]:
-    lake = (("lake", LakeOption, None), ("storage_option", StorageOption, None)) if has_lake else ()
+def _shared(*, has_lake: bool, has_workspace: bool, asks_node: bool) -> list[inspect.Parameter]:
     options: tuple[tuple[str, Any, object], ...] = (
-        *lake,
-        ("workspace", WorkspaceOption, WORKSPACE_DEFAULT),
+        *((("lake", LakeOption, None), ("storage_option", StorageOption, None)) if has_lake else ()),
+        *((("node_asked", NodeOption, None), ("token_shown", TokenOption, None)) if asks_node else ()),
+        *((("workspace", WorkspaceOption, None),) if has_workspace else ()),
         ("is_json", JsonOption, False),
         ("is_verbose", VerboseOption, False),
         ("is_debug", DebugOption, False),

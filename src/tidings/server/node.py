@@ -238,6 +238,11 @@ class Node:
         dispatcher.add("graph", graph, on_failure=lambda _: gateway.fail("graph_source_failed"))
         dispatcher.add("app events", of_apps, on_failure=lambda _: gateway.fail("app_source_failed"))
         dispatcher.add("gateway", gateway)
+        holders = LedgerHolders(ledger_service.ledger, bus.holders)
+        retention = NodeRetention(
+            log, holders, self.workspace, settings.log.retention, lake=server.lake_path, clock=clock
+        )
+        undo.push_async_callback(retention.stop)
         services = Services(
             log=log,
             bus=bus,
@@ -254,6 +259,7 @@ class Node:
             health=health,
             config=config,
             gateway=gateway,
+            retention=retention,
         )
         self._register_components(services)
         app = application(
@@ -286,13 +292,8 @@ class Node:
         dispatcher.start()
         connections.start()
         await ledger_service.start()
-        holders = LedgerHolders(ledger_service.ledger, bus.holders)
-        retention = NodeRetention(
-            log, holders, self.workspace, settings.log.retention, lake=server.lake_path, clock=clock
-        )
-        undo.push_async_callback(retention.stop)
         retention.start(server.retention_interval_s)
-        parts = _Parts(services, connections, http, retention, steward_socket, metrics)
+        parts = _Parts(services, connections, http, steward_socket, metrics)
         self._add_owners(parts)
         return parts
 
@@ -311,7 +312,7 @@ class Node:
     async def run_retention(self) -> RetentionPlan:
         """Apply the log's retention rules now, instead of at the next turn."""
         assert self._parts is not None
-        return await self._parts.retention.run()
+        return await self._parts.services.retention.run()
 
     def stop_now(self) -> None:
         """Wait for nobody any more: cut what is open, and close the log."""
@@ -341,7 +342,7 @@ class Node:
         if self._is_stopping_now.is_set():
             await asyncio.gather(*parts.endings(0.0), return_exceptions=True)
         services = parts.services
-        await parts.retention.stop()
+        await services.retention.stop()
         await services.gateway.stop(left())
         await services.audit.close(min(left(), _AUDIT_FLUSH_S))
         for name, ending in (
@@ -608,7 +609,6 @@ class _Parts:
     services: Services
     connections: Connections
     http: HttpServer
-    retention: NodeRetention
     steward_socket: StewardSocket | None
     metrics: NodeMetrics
     tls: ssl.SSLContext | None = None

@@ -101,19 +101,30 @@ class NodeRetention:
             except (TidingsError, OSError) as error:
                 logger.error("retention did not run: %s", error)
 
-    async def run(self) -> RetentionPlan:
-        """Drop what may be dropped now. The audit record is written before."""
+    async def run(
+        self, rules: Mapping[str, TopicRetention] | None = None, *, audit: Audit | None = None, dry_run: bool = False
+    ) -> RetentionPlan:
+        """
+        Drop what may be dropped now, or say only what that is. The audit record is written before.
+
+        Args:
+            rules: For this once, in the place of the node's own.
+            audit: Who asks for it, if it is not the node itself.
+            dry_run: Drop nothing.
+        """
         archived = await asyncio.to_thread(self._archived)
         plan = plan_retention(
             [segment for info in self._log.topics().values() for segment in info.segments],
-            self._rules,
+            self._rules if rules is None else rules,
             now=datetime_of(self._clock.now_ns()),
             needs=await self._holders.needs(),
             partition_floors={},
             archived_through=archived,
         )
-        if plan.drops:
-            async with Audit(_ACTOR, "node").of(self._log, "retention", audited_drops(plan), frees_space=True):
+        if plan.drops and not dry_run:
+            async with (audit or Audit(_ACTOR, "node")).of(
+                self._log, "retention", audited_drops(plan), frees_space=True
+            ):
                 plan = await self._log.drop(plan, self._holders)
             logger.info("retention dropped %d segments, %d bytes", len(plan.drops), plan.freed_bytes)
         return plan

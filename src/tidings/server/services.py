@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from .configuration import ConfigManager
     from .health import HealthManager
+    from .retention import NodeRetention
     from .settings import NodeSettings
 
 
@@ -50,6 +51,7 @@ class Services:
     health: HealthManager
     config: ConfigManager
     gateway: Gateway
+    retention: NodeRetention
 
 
 def refuse_when_full(log: Log) -> None:

@@ -24,7 +24,10 @@ from tidings.log.embedded import open_log
 TOOL: Final = (sys.executable, "-m", "tidings.cli")
 SECONDS_MAX: Final = 30.0
 SMALL_SEGMENTS: Final = LogSettings(journal_bytes=1 << 20, segment_lines_max=10)
-_NEUTRAL: Final = {"TIDINGS_WORKSPACE": None, "TIDINGS_KEY_FILE": None}
+_NEUTRAL: Final = {
+    **dict.fromkeys(("TIDINGS_WORKSPACE", "TIDINGS_KEY_FILE", "TIDINGS_TOKEN")),
+    "XDG_CONFIG_HOME": os.devnull,  # no contexts
+}
 
 
 def invoke(*args: object, stdin: str | bytes = "", env: dict[str, str] | None = None) -> Result:
@@ -53,7 +56,8 @@ def run(*args: object, stdin: bytes = b"") -> subprocess.CompletedProcess[bytes]
 
 def environment() -> dict[str, str]:
     """This process's environment, without what would steer the tool."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("TIDINGS_")}
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("TIDINGS_")}
+    return {**kept, "XDG_CONFIG_HOME": os.devnull}
 
 
 class Process:

@@ -39,4 +39,4 @@ def test_the_tool_shows_events_until_it_has_enough(tmp_path: Path) -> None:
     assert shown == [["graph.object_mutated", "orders", f"order:{number}"] for number in (1, 2, 3)]
     assert msgspec.json.decode(narrowed.stdout)["payload_summary"]["object_ids"] == ["order:2"]
     assert (refused.exit_code != 0, "type:id" in refused.stderr) == (True, True)
-    assert (without.exit_code != 0, "no node runs on this workspace" in without.stderr) == (True, True)
+    assert (without.exit_code != 0, "no node holds the workspace" in without.stderr) == (True, True)

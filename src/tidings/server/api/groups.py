@@ -44,6 +44,10 @@ class DryRunBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     dry_run: bool = False
 
 
+class DryRunQuery(DryRunBody, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The same, of a request without a body."""
+
+
 async def list_groups(call: Call) -> Response:
     """The groups."""
     query, services = call.query(GroupsQuery), call.api.services
@@ -92,9 +96,11 @@ async def seek(call: Call) -> Response:
 
 async def delete(call: Call) -> Response:
     """Forget the group."""
+    query = call.query(DryRunQuery)
     name, group = _names(call)
     call.capsule.require(Action.DELETE, group_of(name, group))
-    return json_answer(await call.api.services.bus.admin.delete(name, group, audit=call.audit()))
+    admin = call.api.services.bus.admin
+    return json_answer(await admin.delete(name, group, dry_run=query.dry_run, audit=call.audit()))
 
 
 def _target(body: SeekBody) -> SeekTarget:
@@ -142,6 +148,7 @@ OPERATIONS: Final = (
         summary="Forget a group that has no members; its events stay in the log, its dead letters in their file.",
         tag="groups",
         handle=delete,
+        query=DryRunQuery,
         answers={200: {JSON: GroupChange}},
         problems=(403, 404, 409, 503),
     ),

@@ -1,4 +1,4 @@
-"""``/v1/topics`` and ``/v1/whoami``: what is there for the caller, and who the caller is."""
+"""``/v1/topics``, ``/v1/whoami`` and ``/v1/retention``: what is there for the caller, who the caller is, and dropping what is old."""
 
 from __future__ import annotations
 
@@ -10,9 +10,13 @@ from starlette.responses import Response
 from tidings.access.resources import Action, topic
 from tidings.core.clock import format_utc
 from tidings.core.names import check_topic
+from tidings.core.settings import checked
 from tidings.log.errors import UnknownTopic
 from tidings.log.interface import TopicInfo
+from tidings.log.retention import RetentionPlan
+from tidings.log.settings import TopicRetention
 
+from ..errors import BadRequest
 from .operations import JSON, ApiOperation, Call, json_answer
 
 
@@ -62,6 +66,13 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     """The last access record that was taken into account."""
 
 
+class RetentionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to drop, for this once: rules by topic; ``*`` is for topics that have none of their own."""
+
+    rules: dict[str, TopicRetention]
+    dry_run: bool = False
+
+
 async def list_topics(call: Call) -> Response:
     """The topics, with their bounds."""
     log = call.api.services.log
@@ -82,6 +93,16 @@ async def show_topic(call: Call) -> Response:
     if info is None:
         raise UnknownTopic(name)
     return json_answer(_shown(info, await _groups(call)))
+
+
+async def drop_old(call: Call) -> Response:
+    """What the rules let go of."""
+    body = await call.body(RetentionBody)
+    if not body.rules:
+        raise BadRequest("body.rules", "no rule was given, so nothing could go")
+    rules = {name if name == "*" else check_topic(name): checked(rule) for name, rule in body.rules.items()}
+    retention = call.api.services.retention
+    return json_answer(await retention.run(rules, audit=call.audit(), dry_run=body.dry_run))
 
 
 async def _groups(call: Call) -> dict[str, list[str]]:
@@ -150,6 +171,18 @@ OPERATIONS: Final = (
         handle=show_topic,
         answers={200: {JSON: TopicOut}},
         problems=(403, 404),
+    ),
+    ApiOperation(
+        method="POST",
+        path="/v1/retention",
+        name="dropOldSegments",
+        summary="Drop the sealed segments that rules let go of and nobody needs; says what became of each, and why.",
+        tag="topics",
+        handle=drop_old,
+        body={JSON: RetentionBody},
+        answers={200: {JSON: RetentionPlan}},
+        problems=(403, 415),
+        is_administrative=True,
     ),
     ApiOperation(
         method="GET",
