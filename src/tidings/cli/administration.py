@@ -32,7 +32,7 @@ from tidings.log.interface import Appended, Duplicate, Log, Query, Refused, Verd
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
 from tidings.pipeline.state_files import load_archived
-from tidings.server.address import NodeAddress, read_address
+from tidings.server.address import NodeAddress, read_address, read_token
 from tidings.wire.events import event_to_wire
 
 from .output import UsageProblem
@@ -393,7 +393,10 @@ def running_node_of(session: Session) -> NodeTarget:
 
 def target_of(session: Session, address: NodeAddress) -> NodeTarget:
     """The node at this address with what there is to show it. Raises as ``node_of`` does."""
-    if session.token is None:
+    token = session.token
+    if token is None and session.node is None:
+        token = read_token(session.workspace)
+    if token is None:
         try:  # one whose access is open knows everybody
             send(address.url, Request("GET", "/v1/whoami", b""), None, address.certificate)
         except NodeRefused:
@@ -401,7 +404,7 @@ def target_of(session: Session, address: NodeAddress) -> NodeTarget:
                 f"the node at {address.url} wants a token, and there is none to show",
                 "give a token that may do this by TIDINGS_TOKEN or --token",
             ) from None
-    return NodeTarget(address, session.token)
+    return NodeTarget(address, token)
 
 
 def store_of(

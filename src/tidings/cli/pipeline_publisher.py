@@ -19,7 +19,7 @@ from tidings.access.errors import NodeRefused, NodeUnreachable, TokenInvalid
 from tidings.core.events import Event
 from tidings.log.errors import WorkspaceBusy
 from tidings.log.interface import Refused
-from tidings.server.address import NodeAddress, read_address
+from tidings.server.address import NodeAddress, read_address, read_token
 from tidings.wire.events import event_to_wire
 
 from .administration import event_requests
@@ -80,12 +80,13 @@ class SummaryPublisher:
             address = read_address(self._session.workspace)
             if busy.node_url is None or address is None:
                 return str(busy)
-            if self._token is None:
+            token = self._token or read_token(self._session.workspace)
+            if token is None:
                 return (
                     f"the node at {address.url} holds the workspace, and there is no token to publish with; "
                     f"give one that may publish to {_topics(events)} by TIDINGS_TOKEN or --token"
                 )
-            return self._send(events, address, self._token)
+            return self._send(events, address, token)
         return None
 
     async def _append(self, events: Sequence[Event]) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import typer.main
@@ -43,9 +43,17 @@ def _document() -> Iterator[str]:
     yield ""
     yield "## Options of every command"
     yield ""
-    command = next(command for path, command in _commands(root, "tidings"))
-    yield from _options(command, are_shared=True)
-    for path, command in _commands(root, "tidings"):
+    commands = dict(_commands(root, "tidings"))
+    yield from _options(commands["tidings group list"], _SHARED)
+    yield "Commands that are about no workspace have no `--workspace`."
+    yield ""
+    yield "## Options of commands that can ask a node"
+    yield ""
+    yield from _options(commands["tidings group list"], _OF_NODES)
+    yield "Without `--node` and `--workspace` the node of [the context in use](../howto/cli.md#through-a-node) is asked, if there is one."
+    yield "What changes something asks the node that holds the workspace, if one does: output and exit codes are those of the files."
+    yield ""
+    for path, command in commands.items():
         yield f"## {path}"
         yield ""
         yield f"`{' '.join([path, *_usage(command), '[OPTIONS]'])}`"
@@ -53,7 +61,13 @@ def _document() -> Iterator[str]:
         yield inspect.cleandoc(command.help or "")
         yield ""
         yield from _arguments(command)
-        yield from _options(command, are_shared=False)
+        of_nodes = [param.name for param in command.params if param.name in _OF_NODES]
+        yield from _options(
+            command, [param.name for param in command.params if param.name not in (*_SHARED, *_OF_NODES)]
+        )
+        if of_nodes:
+            yield "It can ask a node: [`--node`, `--token`](#options-of-commands-that-can-ask-a-node)."
+            yield ""
         yield "```"
         examples = inspect.cleandoc(command.epilog or "").removeprefix("\b").strip().splitlines()[1:]
         yield from (line.strip() for line in examples)
@@ -86,11 +100,11 @@ def _arguments(command: Any) -> Iterator[str]:
         yield ""
 
 
-def _options(command: Any, *, are_shared: bool) -> Iterator[str]:
+def _options(command: Any, names: Sequence[str]) -> Iterator[str]:
     options = [
         param
         for param in command.params
-        if param.param_type_name == "option" and param.name != "help" and (param.name in _SHARED) == are_shared
+        if param.param_type_name == "option" and param.name != "help" and param.name in names
     ]
     if options:
         yield "| option | |"

@@ -1,0 +1,205 @@
+"""Every verb that changes something does the same in the files of a workspace and through a node: same output, same exit code."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+import shutil
+import stat
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.integration.cli.support import SMALL_SEGMENTS, fill, invoke
+from tidings.bus import EventBus
+from tidings.testing.node import RunningNode, running_node
+
+GROUP: Final = ("demo", "worker")
+NOTED: Final = ("--type", "NOTED", "--space", "shared:home")
+LINES: Final = '{"n": 1}\n{"meta": {"topic": "demo", "type": "NOTED", "space_id": "s", "event_id": "demo-3"}, "payload": {"n": 3}}\n[]\n{"n": 2}\n'
+"""New, a conflict, no payload, new."""
+
+VERBS: Final[tuple[tuple[str, ...], ...]] = (
+    ("log", "retention", "--max-bytes", "old=1KB"),
+    ("log", "retention", "--max-bytes", "old=1KB", "--yes"),
+    ("log", "retention", "--max-age-days", "0", "--yes"),
+    ("log", "retention"),
+    ("log", "append", "demo", *NOTED, "--id", "own", "--payload", '{"n": 1}'),
+    ("log", "append", "demo", *NOTED, "--id", "own", "--payload", '{"n": 1}'),  # once more: a duplicate
+    ("log", "append", "demo", *NOTED, "--id", "own", "--payload", '{"n": 2}'),  # a conflict
+    ("log", "append", "de mo", *NOTED, "--payload", "{}"),
+    ("log", "append", "demo", "-", *NOTED),
+    ("group", "list"),
+    ("group", "list", "--topic", "demo"),
+    ("group", "show", *GROUP),
+    ("group", "show", "demo", "nobody"),
+    ("group", "pause", *GROUP, "--dry-run"),
+    ("group", "pause", *GROUP),
+    ("group", "pause", *GROUP),
+    ("group", "pause", "demo", "nobody"),
+    ("group", "resume", *GROUP),
+    ("group", "seek", *GROUP, "--to-offset", "3", "--dry-run"),
+    ("group", "seek", *GROUP, "--to-offset", "3", "--yes"),
+    ("group", "seek", *GROUP, "--to-offset", "999", "--yes"),
+    ("group", "seek", *GROUP, "--earliest"),  # nobody to ask
+    ("group", "seek", *GROUP, "--to-time", "2000-01-01", "--yes"),
+    ("group", "seek", *GROUP, "--latest", "--yes"),
+    ("group", "delete", *GROUP, "--dry-run"),
+    ("group", "delete", *GROUP, "--yes"),
+    ("group", "delete", *GROUP, "--yes"),
+    ("dlq", "list"),
+    ("dlq", "list", "demo", "--error-type", "ValueError"),
+    ("dlq", "show", "demo", "failing-0"),
+    ("dlq", "show", "demo", "failing-99"),
+    ("dlq", "redrive", "demo"),  # nothing says which
+    ("dlq", "redrive", "demo", "failing-0", "--dry-run"),
+    ("dlq", "redrive", "demo", "failing-0", "failing-1", "--yes"),
+    ("dlq", "redrive", "demo", "failing-99", "--yes"),
+    ("dlq", "drop", "demo", "--group", "failing", "--yes"),
+    ("dlq", "drop", "demo", "--group", "failing", "--yes"),  # nothing is left
+)
+
+# What is another one each time, or says who runs a group.
+_VARYING: Final = (
+    (re.compile(r"\bid [0-9A-Za-z-]{20,}"), "id ID"),
+    (re.compile(r'"event_id":"(?!own|demo-|old-)[^"]+"'), '"event_id":"ID"'),
+    (re.compile(r'"(audit_seq|seq)":\d+'), r'"\1":N'),
+    (re.compile(r"\bseq \d+"), "seq N"),
+    (re.compile(r'"oldest_unacked_age_s":[\d.]+'), '"oldest_unacked_age_s":T'),
+    (re.compile(r"\b\d+(\.\d)? (s|min)\b"), "AGE"),
+    (re.compile(r"\b(ready|idle)\b"), "STATE"),
+    (re.compile(r" +"), " "),
+    (re.compile(r"[─━]+"), "-"),
+)
+
+
+def plain(text: str) -> str:
+    for pattern, instead in _VARYING:
+        text = pattern.sub(instead, text)
+    return text
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A workspace with a group that has handled some, one that failed on some, and a topic of many segments."""
+    workspace = tmp_path_factory.mktemp("made") / "w"
+    fill(workspace, ("old", 60), ("demo", 12))
+
+    async def work() -> None:
+        async def fail(event: dict[str, Any]) -> None:
+            raise ValueError("no good")
+
+        async def handle(event: dict[str, Any]) -> None:
+            pass
+
+        async with EventBus(workspace, log_settings=SMALL_SEGMENTS) as bus:
+            await bus.subscribe("demo", "failing", fail, max_retries=0)
+            await bus.subscribe("demo", "worker", handle)
+            await bus.drain()
+
+    asyncio.run(work())
+    return workspace
+
+
+@pytest.fixture
+async def node(made: Path, tmp_path: Path) -> AsyncIterator[RunningNode]:
+    """A node on a copy of it."""
+    shutil.copytree(made, tmp_path / "served")
+    async with running_node(tmp_path / "served") as node:
+        yield node
+
+
+async def ran(*words: object, env: dict[str, str] | None = None) -> tuple[int, str, str]:
+    """How a command line ends, in a thread, while this one goes on serving."""
+    result = await asyncio.to_thread(invoke, *words, stdin=LINES, env=env)
+    return int(result.exit_code), plain(result.stdout), plain(result.stderr)
+
+
+@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+async def test_each_verb_does_the_same_in_files_and_through_a_node(
+    made: Path, node: RunningNode, tmp_path: Path, form: tuple[str, ...]
+) -> None:
+    """One after another, on two copies of a workspace: the answer, the errors and the exit code are the same."""
+    shutil.copytree(made, tmp_path / "files")
+    token = node.token("root", roles=["admin"])
+
+    files = [await ran(*words, *form, "-w", tmp_path / "files") for words in VERBS]
+    through = [await ran(*words, *form, "--node", node.url, "--token", token) for words in VERBS]
+
+    differing = [each for each in zip(VERBS, files, through, strict=True) if each[1] != each[2]]
+    assert differing == [], differing
+
+
+async def test_the_node_that_holds_the_workspace_is_found(node: RunningNode) -> None:
+    """What changes something goes to it, with the token at hand; what its file lacks is on record by the node."""
+    workspace = node.workspace
+    env = {"TIDINGS_TOKEN": node.token("root", roles=["admin"])}
+
+    code, said, _ = await ran("log", "append", "demo", *NOTED, "--payload", "{}", "--json", "-w", workspace, env=env)
+    assert (code, json.loads(said.replace(":N", ":0"))["offset"]) == (0, 12)
+    dropped = await ran("log", "retention", "--max-bytes", "old=1KB", "--yes", "--json", "-w", workspace, env=env)
+    assert (dropped[0], node.log.topics()["old"].first_offset > 0) == (0, True)
+
+    bare = await ran("log", "append", "demo", *NOTED, "--payload", "{}", "-w", workspace)
+    assert (bare[0], "TIDINGS_TOKEN" in bare[2]) == (2, True)
+
+
+async def test_what_only_files_can_say_is_refused_of_a_node(node: RunningNode, tmp_path: Path) -> None:
+    """Keys and a lake are the node's own; a command of the files says that it needs them."""
+    asked = ("--node", node.url, "--token", node.token("root", roles=["admin"]))
+    (tmp_path / "keys.json").write_text("{}")
+
+    sealed = await ran("log", "append", "demo", *NOTED, "--payload", "{}", "--key-file", tmp_path / "keys.json", *asked)
+    lake = await ran("log", "retention", "--max-bytes", "1KB", "--yes", "--lake", tmp_path, *asked)
+    listed = await ran("grant", "--list", *asked)
+
+    assert [each[0] for each in (sealed, lake, listed)] == [2, 2, 2]
+    assert "its own keys" in sealed[2]
+    assert "a lake of its own" in lake[2]
+    assert "needs the files of a workspace" in listed[2]
+
+
+async def test_what_is_no_node_is_said(tmp_path: Path) -> None:
+    """An address that is none, and one where nobody answers, end the command with a sentence."""
+    wrong = await ran("group", "list", "--node", "ftp://nowhere")
+    silent = await ran("group", "list", "--node", "http://127.0.0.1:9", "--token", "t")
+
+    assert (wrong[0], "not the address of a node" in wrong[2]) == (2, True)
+    assert (silent[0], "did not answer" in silent[2]) == (1, True)
+
+
+async def test_a_context_names_a_node_and_its_token(node: RunningNode, tmp_path: Path) -> None:
+    """Named or in use, its node is asked with its token, which stands in a private file and is never shown; a workspace goes before it."""
+    env = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    token = node.token("root", roles=["admin"])
+    (tmp_path / "token.txt").write_text(token + "\n")
+    shown: list[str] = []
+
+    async def do(*words: object) -> tuple[int, str, str]:
+        done = await ran(*words, env=env)
+        shown.append(done[1] + done[2])
+        return done
+
+    assert (await do("context", "list"))[1].startswith("there are no contexts")
+    unknown = await do("group", "list", "--node", "shop")
+    assert (unknown[0], "there is no context 'shop'" in unknown[2]) == (2, True)
+    assert (await do("context", "add", "shop", node.url, "--token-file", tmp_path / "token.txt"))[0] == 0
+    assert "worker" in (await do("group", "list", "--node", "shop"))[1]
+    await do("context", "add", "other", "http://127.0.0.1:9", "--use")
+    assert (await do("group", "list"))[0] == 1
+    await do("context", "use", "shop")
+    assert (await do("group", "pause", *GROUP))[0] == 0
+    assert (await do("group", "list", "-w", tmp_path / "none"))[0] == 3
+    assert "shop" in (await do("context", "list"))[1]
+    kept = tmp_path / "config" / "tidings" / "contexts.json"
+    assert stat.S_IMODE(kept.stat().st_mode) == 0o600
+
+    await do("context", "remove", "shop")
+    assert (await do("context", "use", "shop"))[0] == 2
+    assert token not in kept.read_text() + "".join(shown)
+    assert (await do("context", "add", "a/b", node.url))[0] == 2
+    kept.write_text("{")
+    assert (await do("context", "list"))[0] == 3
