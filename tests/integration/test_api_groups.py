@@ -280,10 +280,13 @@ async def test_a_parameter_that_a_request_does_not_have_is_refused(tmp_path: Pat
         await node.bus.unsubscribe(subscription)
         before = node.log.position.seq
         answers = [
-            await client.request(method, path, json=body, params={"dry_run": "true"}) for method, path, body in changes
+            await client.request(method, path, json=body, params={"dryrun" if body is None else "dry_run": "true"})
+            for method, path, body in changes
         ]
+        dry = await client.delete("/v1/groups/demo/g", params={"dry_run": "true"})
         assert node.log.position.seq == before
         assert await node.bus.groups("demo") == [("demo", "g")]
 
     assert [(each.status_code, each.json()["code"]) for each in answers] == [(400, "api.invalid_request")] * 4
+    assert (dry.status_code, dry.json()["carried_out"]) == (200, False)
     assert all("query.dry_run" in each.json()["detail"] for each in answers)
