@@ -9,21 +9,26 @@ from pathlib import Path
 from typing import Final
 
 import orjson
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, Router
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from tidings.access.errors import AccessError
 from tidings.core.clock import Clock
 
-from .edge import Edge, is_own_host, problem_response
+from .edge import REQUEST_ID_HEADER, Edge, is_own_host, problem_response
 from .health import Readiness, Reason
 from .monitoring import CONTENT_TYPE, NodeMetrics, is_loopback
 from .settings import ServerSettings
 
 _JSON = "application/json"
 _NEVER_STORED = {"cache-control": "no-store"}
+_METHODS: Final = ("GET", "POST", "PATCH", "DELETE")
+_HEADERS: Final = ("authorization", "content-type", "idempotency-key", "last-event-id", REQUEST_ID_HEADER)
+_EXPOSED: Final = ("retry-after", REQUEST_ID_HEADER)
+"""What pages of other origins may send, and see of an answer beside its body."""
 _STATIC: Final = Path(__file__).parent / "static"
 _HTML: Final = "text/html; charset=utf-8"
 _JAVASCRIPT: Final = "text/javascript; charset=utf-8"
@@ -104,7 +109,7 @@ def application(
         *api,
     ]
     return Edge(
-        _Paths(routes),
+        _Shared(_Paths(routes), lambda: settings().origins),
         settings=settings,
         clock=clock,
         observed=metrics.observed,
@@ -125,6 +130,21 @@ def _file_route(path: str, name: str, media_type: str) -> Route:
         return Response(content, media_type=media_type, headers=headers)
 
     return Route(path, show, methods=["GET"])
+
+
+class _Shared:
+    """Lets browsers hand the answers to pages of other origins, those that the settings list; who others are, the edge has refused."""
+
+    def __init__(self, app: ASGIApp, origins: Callable[[], Sequence[str]]) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        app, origins = self._app, self._origins()
+        if origins and any(name == b"origin" for name, _ in scope["headers"]):
+            # Made for the request: the origins can be changed while the node runs.
+            app = CORSMiddleware(app, origins, _METHODS, _HEADERS, expose_headers=_EXPOSED)
+        await app(scope, receive, send)
 
 
 class _Paths:
