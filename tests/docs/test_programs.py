@@ -27,6 +27,7 @@ PAGES: Final = [
     *sorted(path for path in (REPOSITORY / "docs").rglob("*.md") if path.parent.name != "adr"),
 ]
 FIRST_STEPS: Final = REPOSITORY / "docs/first-steps.md"
+HAVE_TESTS_OF_THEIR_OWN: Final = {FIRST_STEPS, REPOSITORY / "docs/howto/testing.md"}
 FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -54,7 +55,9 @@ def terminate_when_listened_for() -> None:
     os.kill(os.getpid(), signal.SIGTERM)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if blocks(page, "python") and page != FIRST_STEPS], ids=id_of)
+@pytest.mark.parametrize(
+    "page", [page for page in PAGES if blocks(page, "python") and page not in HAVE_TESTS_OF_THEIR_OWN], ids=id_of
+)
 def test_every_program_of_a_page_runs_twice(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """One after another, in an empty folder; and again in the same folder, as a reader would."""
     monkeypatch.chdir(tmp_path)

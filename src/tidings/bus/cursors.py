@@ -70,6 +70,7 @@ class CursorSaver:
         self._dirty: dict[Group, None] = {}
         """Groups whose position has changed, in that order: a simulated run must be the same each time."""
         self._unsynced: dict[Group, None] = {}
+        self._changed = asyncio.Event()
         self._released: WeakSet[Group] = WeakSet()
         """Groups that have left: whoever was about to store their position must not, as it may have been set since."""
         self._task = asyncio.create_task(self._save_regularly(), name="cursors")
@@ -89,6 +90,7 @@ class CursorSaver:
     def mark(self, group: Group) -> None:
         """The group's position has changed. It need not be marked again before it is stored: ``is_change_wanted`` says so."""
         self._dirty[group] = None
+        self._changed.set()
 
     async def release(self, group: Group) -> None:
         """Store the position of a group that leaves."""
@@ -165,6 +167,9 @@ class CursorSaver:
     async def _save_regularly(self) -> None:
         synced_at = self._clock.monotonic()
         while True:
+            if not self._dirty and not self._unsynced:
+                self._changed.clear()
+                await self._changed.wait()
             await self._clock.sleep(self._settings.cursor_interval_ms / 1000)
             is_sync = self._clock.monotonic() - synced_at >= self._settings.cursor_sync_interval_ms / 1000
             if is_sync:

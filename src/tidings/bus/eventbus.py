@@ -16,11 +16,12 @@ before any group sees it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import enum
 import functools
 import random
 import signal
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from threading import get_ident
@@ -125,7 +126,8 @@ class EventBus:
             raise SettingsError("store", "is given without the log that it belongs to")
         self._given_log = log
         self._given_store = store
-        self._open_log = open_log or functools.partial(
+        self._has_files = log is None and open_log is None
+        self._open_files = functools.partial(
             open_files,
             Path(workspace).absolute(),
             log_settings,
@@ -134,6 +136,7 @@ class EventBus:
             encryptor=encryptor,
             offsets_key=offsets_key,
         )
+        self._open_log = open_log or self._open_files
         self._running: RunningBus | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop that it runs in, while it runs."""
@@ -276,6 +279,40 @@ class EventBus:
             finally:
                 self.state = EventBusState.STOPPED
                 self._stopping = None
+
+    @contextlib.contextmanager
+    def moved(
+        self, open_log: Callable[..., Awaitable[tuple[Log, GroupStore]]], clock: Clock, rng: random.Random
+    ) -> Iterator[None]:
+        """
+        For tests of programs that have a bus of their own: as long as this lasts, it runs with another log, clock and chance.
+
+        ``open_log`` is called with what ``store.files.open_files`` would be. At the end, what was subscribed meanwhile is forgotten,
+        and a bus that still runs is let go as it is, and may be started again: its event loop has ended, or is about to.
+
+        Raises:
+            SettingsError: It runs, or was made with a log of its own.
+        """
+        if not self._has_files or self.state is not EventBusState.STOPPED:
+            problem = "runs already" if self._has_files else "was made with a log of its own"
+            raise SettingsError("bus", f"cannot be moved: it {problem}")
+        before = self._open_log, self._clock, self._rng
+        subscriptions_before = self._registry.list()
+        arguments = self._open_files
+        self._open_log = functools.partial(open_log, *arguments.args, **{**arguments.keywords, "clock": clock})
+        self._clock, self._rng, self._is_closed = clock, rng, False
+        try:
+            yield
+        finally:
+            self._open_log, self._clock, self._rng = before
+            for subscription in self._registry.list():
+                if subscription.group_state is not None:
+                    subscription.group_state.is_closing = True  # its workers are not missed when their loop ends
+                    subscription.group_state = None
+                if subscription not in subscriptions_before:
+                    self._registry.remove(subscription.subscription_id)
+            self._running = self._loop = self._starting = self._stopping = self._run_ended = None
+            self._is_closed, self.state = False, EventBusState.STOPPED
 
     async def __aenter__(self) -> EventBus:
         await self.start()

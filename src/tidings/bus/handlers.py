@@ -189,6 +189,11 @@ class HandlerThreads:
         self._at_work = 0
         """Calls that were made and have not ended, also those that nobody waits for any more."""
 
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a function runs, or waits for a thread."""
+        return self._at_work > 0
+
     async def run(self, function: Callable[[Any], object], argument: object) -> object:
         """What the function returns. Who stops waiting does not stop the function."""
         loop = asyncio.get_running_loop()

@@ -106,6 +106,11 @@ class LocalMember(Member):
         self._threads = HandlerThreads(name, workers)
         self.handler = as_async(handler, self._threads)
 
+    @property
+    def is_in_thread(self) -> bool:
+        """Whether its handler, a plain function, is at work in a thread."""
+        return self._threads.is_at_work
+
     async def handle(self, event: ReceivedEvent) -> object:
         try:
             return await self.handler(event)

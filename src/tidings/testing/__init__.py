@@ -1,6 +1,14 @@
 """
 Replacements for clock, disk and event loop, for tests of Tidings and of what is built on it.
 
+``World`` puts them together for a program's bus: virtual time, a disk in memory, a button that crashes it. The fixtures of
+``tidings.pytest_plugin`` give it to every test; docs/howto/testing.md shows how.
+
+    world = World()
+    world.add(bus)
+    await bus.publish("orders", {"number": 1}, type="ORDER_PLACED", space="shared:shop")
+    await world.drain()
+
 ``VirtualClock`` is a clock that moves only when a test moves it: sleeping through a day takes moments, and every run
 takes the same course. ``SimulatedDisk`` is a disk in memory that crashes after any call you choose, and
 then holds what a real one might: what was synced, and any part of the rest.
@@ -29,11 +37,13 @@ from .clock import NeverFinished, VirtualClock
 from .disk import DiskCall, SimulatedCrash, SimulatedDisk
 from .loop import InterleavedDisk, SimulatedClock, SimulatedLoop, SimulatedThreads, Stuck
 from .survival import CRASH_MODES, CrashMode
+from .world import Ending, World
 
 __all__ = [
     "CRASH_MODES",
     "CrashMode",
     "DiskCall",
+    "Ending",
     "InterleavedDisk",
     "NeverFinished",
     "SimulatedClock",
@@ -43,4 +53,5 @@ __all__ = [
     "SimulatedThreads",
     "Stuck",
     "VirtualClock",
+    "World",
 ]

@@ -6,8 +6,8 @@ wake in the order of their deadlines (at the same deadline, in the order they la
 one of them sets off is done before the next one wakes.
 
 The clock sees tasks of its own event loop. It cannot see work in threads or beyond a socket: while
-somebody sleeps in virtual time, ``run_until`` moves on without waiting for those. With nobody asleep it
-gives them real time to report.
+somebody sleeps in virtual time, ``run_until`` moves on without waiting for those, unless ``is_busy_outside`` says
+that they are at work. With nobody asleep it gives them real time to report.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import asyncio
 import contextlib
 import heapq
 import math
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Final, TypeVar
 
 from tidings.core.errors import TidingsError
@@ -29,6 +29,8 @@ _YEAR_SECONDS: Final = 366 * 86_400.0
 _ROUNDS_MAX: Final = 100_000
 _BLIND_ROUNDS: Final = 100
 _STALE_COUNT_MIN: Final = 256
+_OUTSIDE_ROUND_S: Final = 0.0005
+_OUTSIDE_SECONDS_MAX: Final = 5.0
 
 
 class NeverFinished(TidingsError):
@@ -47,12 +49,21 @@ class VirtualClock:
     Args:
         start_ns: What ``now_ns`` says at first; ``monotonic`` starts at 0.
         wakes_max: How many sleepers one ``advance`` or ``run_until`` may wake before it gives up.
+        is_busy_outside: Whether something that the loop cannot see is at work: then time stands still, at most five real
+            seconds for one step.
     """
 
-    def __init__(self, start_ns: int = _START_NS, *, wakes_max: int = 1_000_000) -> None:
+    def __init__(
+        self,
+        start_ns: int = _START_NS,
+        *,
+        wakes_max: int = 1_000_000,
+        is_busy_outside: Callable[[], bool] = lambda: False,
+    ) -> None:
         self._wall_base_ns = start_ns
         self._elapsed_ns = 0
         self._wakes_max = wakes_max
+        self._is_busy_outside = is_busy_outside
         self._sleepers: list[tuple[int, int, asyncio.Future[None]]] = []
         self._sleeps_count = 0
         self._stale_count = 0
@@ -123,7 +134,7 @@ class VirtualClock:
         awaitable: Awaitable[T],
         *,
         seconds_max: float = _YEAR_SECONDS,
-        outside_seconds_max: float = 5.0,
+        outside_seconds_max: float = _OUTSIDE_SECONDS_MAX,
     ) -> T:
         """
         Wait for ``awaitable``, moving time to the next sleeper whenever all tasks are blocked.
@@ -180,7 +191,15 @@ class VirtualClock:
         return bool(done)
 
     async def _settle(self, task: asyncio.Future[T] | None = None) -> None:
-        """Let the loop run until every task is blocked, or until ``task`` is done."""
+        """Let the loop run until every task is blocked and nobody is busy outside, or until ``task`` is done."""
+        loop = asyncio.get_running_loop()
+        latest = loop.time() + _OUTSIDE_SECONDS_MAX
+        await self._settle_tasks(task)
+        while self._is_busy_outside() and loop.time() < latest and not (task is not None and task.done()):
+            await asyncio.sleep(_OUTSIDE_ROUND_S)
+            await self._settle_tasks(task)
+
+    async def _settle_tasks(self, task: asyncio.Future[T] | None) -> None:
         # Nothing public says whether callbacks wait to be run. The loops of asyncio keep them in this
         # queue; on others (uvloop) a fixed number of rounds has to do.
         ready = getattr(asyncio.get_running_loop(), "_ready", None)

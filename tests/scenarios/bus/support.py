@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import random
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
+from tidings import testing
 from tidings.bus import EventBus, ReceivedEvent
 from tidings.bus.group import Group
-from tidings.bus.store.files import FileGroupStore
-from tidings.bus.store.memory import MemoryClaims
 from tidings.core.clock import datetime_of
 from tidings.core.events import Event, EventMeta, EventType
-from tidings.log.embedded import EmbeddedLog, open_log
-from tidings.log.embedded.index import MemoryIndex
-from tidings.log.interface import Appended
+from tidings.log.interface import Appended, Log
 from tidings.log.settings import LogSettings
-from tidings.testing import SimulatedDisk, VirtualClock
+from tidings.testing import SimulatedDisk
 from tidings.types import Ack
-
-T = TypeVar("T")
 
 WORKSPACE: Final = Path("/data/workspace")
 BUS: Final = WORKSPACE / ".bus"
@@ -30,7 +24,7 @@ TOPIC: Final = "actions"
 GROUP: Final = "learner"
 
 
-class World:
+class World(testing.World):
     """
     Everything outside of the bus.
 
@@ -38,62 +32,27 @@ class World:
     """
 
     def __init__(self, *, seed: int = 0, disk: SimulatedDisk | None = None) -> None:
-        self.clock = VirtualClock(wakes_max=10_000_000)
-        self.disk = disk or SimulatedDisk(seed)
-        self.rng = random.Random(seed)
-        self.slots: dict[tuple[str, str], dict[int, tuple[int, int]]] = {}
-        self.log: EmbeddedLog | None = None
+        super().__init__(seed=seed, disk=disk)
+        self.log: Log | None = None
         self.bus: EventBus | None = None
 
-    async def open(self, *middlewares: Any, log_settings: LogSettings = SETTINGS, **options: Any) -> EventBus:
+    async def open(self, *middlewares: Any, **options: Any) -> EventBus:
         """A started bus on this world's disk."""
-        self.log = await open_log(WORKSPACE, log_settings, disk=self.disk, index=MemoryIndex(), clock=self.clock)
-        self.bus = EventBus(
-            list(middlewares),
-            log=self.log,
-            store=FileGroupStore(
-                WORKSPACE,
-                self.log,
-                disk=self.disk,
-                clock=self.clock,
-                claims=lambda topic, group: MemoryClaims(self.slots.setdefault((topic, group), {})),
-                encryptor=options.pop("encryptor", None),
-                offsets_key=options.pop("offsets_key", None),
-            ),
-            clock=self.clock,
-            rng=self.rng,
-            **options,
-        )
+        self.bus = EventBus(list(middlewares), **options)
+        self.add(self.bus)
         await self.bus.start()
+        self.log = self.bus.log
         return self.bus
 
     async def close(self, timeout_s: float = 0.0) -> None:
         """Close the bus and its log."""
-        if self.bus is not None:
-            await self.run(self.bus.close(timeout_s))
-            self.bus = None
-        if self.log is not None:
-            await self.log.close()
-            self.log = None
+        await super().close(timeout_s)
+        self.leave()
+        self.bus = self.log = None
 
     async def kill(self) -> None:
         """End the process: what it wrote stays, what it had in memory is gone, what was claimed stays claimed."""
-        disk, slots = self.disk.clone(), {key: dict(each) for key, each in self.slots.items()}
-        await self.close()
-        self.disk, self.slots = disk, slots
-
-    async def run(self, job: Coroutine[Any, Any, T]) -> T:
-        """Await a job in virtual time."""
-        return await self.clock.run_until(job, outside_seconds_max=30.0)
-
-    async def until(self, condition: Callable[[], bool], seconds_max: float = 3600.0) -> None:
-        """Let time pass until something holds."""
-
-        async def poll() -> None:
-            while not condition():
-                await self.clock.sleep(0.01)
-
-        await self.clock.run_until(poll(), seconds_max=seconds_max)
+        await self.crash("killed")
 
     def event(self, n: int = 0, topic: str = TOPIC, payload: Mapping[str, Any] | None = None, **meta: Any) -> Event:
         """An event that happens now."""

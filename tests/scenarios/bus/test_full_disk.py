@@ -47,7 +47,7 @@ async def test_the_time_given_to_a_publish_holds_for_a_full_disk_too(
 
     started = world.clock.monotonic()
     with pytest.raises(StorageFull):
-        await world.run(publish(world, bus))  # type: ignore[arg-type]
+        await world.run(publish(world, bus))
 
     assert world.clock.monotonic() - started == pytest.approx(3.0)
 

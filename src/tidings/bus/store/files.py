@@ -17,6 +17,7 @@ from typing import Final, TypeVar
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.log.embedded import open_log
 from tidings.log.embedded.disk import Disk, OsDisk
+from tidings.log.embedded.index import Index
 from tidings.log.embedded.layout import Layout
 from tidings.log.embedded.reserve import KEPT_FROM_LETTERS, Reserve, ReserveDisk
 from tidings.log.encryption import Encryptor
@@ -46,11 +47,15 @@ async def open_files(
     disk: Disk | None = None,
     encryptor: Encryptor | None = None,
     offsets_key: bytes | None = None,
+    index: Index | None = None,
+    claims: Callable[[str, str], Claims] | None = None,
 ) -> tuple[Log, GroupStore]:
     """Open the embedded log of a workspace (or use ``log``), and the store in its files. Raises as ``open_log`` does."""
     if log is None:
-        log = await open_log(workspace, settings, clock=clock, disk=disk, encryptor=encryptor)
-    return log, FileGroupStore(workspace, log, clock=clock, disk=disk, encryptor=encryptor, offsets_key=offsets_key)
+        log = await open_log(workspace, settings, clock=clock, disk=disk, encryptor=encryptor, index=index)
+    return log, FileGroupStore(
+        workspace, log, clock=clock, disk=disk, encryptor=encryptor, offsets_key=offsets_key, claims=claims
+    )
 
 
 class FileGroupStore(GroupStore):
