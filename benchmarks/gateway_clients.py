@@ -36,6 +36,8 @@ class EventsClient(WSListener):
         self.close_code: int | None = None
         self._acks_each = acks_each
         self._since_ack = 0
+        self.life = ""
+        """Of the gateway, as the answer to the upgrade named it."""
         self._answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._goal = -1
         self._is_there = asyncio.Event()
@@ -45,6 +47,7 @@ class EventsClient(WSListener):
 
     def on_ws_connected(self, transport: WSTransport) -> None:
         self._transport = transport
+        self.life = transport.response.headers.get("Tidings-Life", "")
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         kind = frame.msg_type

@@ -115,8 +115,11 @@ class Return(msgspec.Struct, frozen=True, kw_only=True):
     server: Server
     clients: int
     missed: int
-    was_told: bool
-    """Whether the node had told them that it stops, so that they do not show tokens of its earlier life."""
+    knows_by: Literal["farewell", "life", "refusal"]
+    """
+    How they know that their resume tokens are of no use: the node said that it stops; the new connection says that it is another life; or, of a
+    client that looks at neither, the token is refused.
+    """
     is_one_core: bool = False
 
 
@@ -274,7 +277,7 @@ def measure_rate(case: Rate) -> Rated:
 
 
 def measure_return(case: Return) -> Returned:
-    """Each reads over HTTP what it missed, and subscribes again; who does not know that its token is of no use shows it first, in vain."""
+    """Each reads over HTTP what it missed, before or after it subscribes again, as clients do."""
     # A few of each identity: of one that shows many tokens that are not good the node thinks ill.
     tokens = [token_for(f"hearer-{number}") for number in range(-(-case.clients // _EACH))]
     # Well made and of another life of the node, as those of its clients are.
@@ -287,12 +290,17 @@ def measure_return(case: Return) -> Returned:
         async def one(number: int) -> EventsClient:
             token = tokens[number // _EACH]
             async with gate:
-                if not case.was_told:
+                client = None
+                if case.knows_by == "life":
+                    client = await connect(case.server.url, "hearer", token=token)
+                    if not client.life:
+                        raise GatewayFailed("the node does not name its life")
+                elif case.knows_by == "refusal":
                     await connect(case.server.url, "hearer", token=token, resume_token=foreign)
                 found = await publisher.envelopes(since, token)
                 if len(found) != case.missed:
                     raise GatewayFailed(f"{len(found)} envelopes of {case.missed}")
-                return await connect(case.server.url, "hearer", token=token)
+                return client or await connect(case.server.url, "hearer", token=token)
 
         cpu_s, window = cpu_s_of(case.server.pid), Window()
         clients = await asyncio.gather(*(one(number) for number in range(case.clients)))

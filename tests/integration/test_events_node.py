@@ -10,15 +10,17 @@ import httpx
 import pytest
 
 import tidings
-from tests.integration.events_support import events_node, subscriber, tell
+from tests.integration.events_support import address_of, events_node, subscriber, tell
 from tests.integration.node_support import until
 from tidings.access.audit import AUDIT_TOPIC
+from tidings.client.websocket import WebSocketConnector
 from tidings.gateway.delivery import Deliverer
 from tidings.gateway.names import EventClass
 from tidings.log.interface import Query
 from tidings.log.reading import records
 from tidings.log.record import Record
 from tidings.testing.node import RunningNode
+from tidings.wire.gateway import LIFE_HEADER
 
 
 async def outside_audit(node: RunningNode) -> list[tuple[int, str, bytes]]:
@@ -95,10 +97,17 @@ async def test_nothing_but_the_gateway_delivers_to_the_socket(tmp_path: Path, mo
     assert makers == {"gateway", "wire"}
 
 
+async def life_of(node: RunningNode) -> str:
+    """What the answer to an upgrade calls the gateway's life."""
+    link = await WebSocketConnector().connect(address_of(node, "alice"))
+    await link.close()
+    return link.headers[LIFE_HEADER]
+
+
 @pytest.mark.req("R102", "R223", "R240")
 async def test_events_are_kept_nowhere_and_what_was_missed_is_read_from_the_log(tmp_path: Path) -> None:
-    """Who was not there gets nothing on the socket; no delivered envelope is in any file, nor a database; after a restart tokens are worth
-    nothing, and the records are all there."""
+    """Who was not there gets nothing on the socket; no delivered envelope is in any file, nor a database; after a restart, which an upgrade's
+    answer shows, tokens are worth nothing, and the records are all there."""
     async with events_node(tmp_path) as node:
         await tell(node, "order:1", "order:2")
         async with subscriber(node) as late:
@@ -107,6 +116,7 @@ async def test_events_are_kept_nowhere_and_what_was_missed_is_read_from_the_log(
             frames = await late.heard(1)
             assert late.objects == ["order:3"]
         assert since < seq
+        lives = [await life_of(node), await life_of(node)]
     ids = [
         frame["payload"][name].encode()
         for frame in frames
@@ -122,6 +132,8 @@ async def test_events_are_kept_nowhere_and_what_was_missed_is_read_from_the_log(
             back.say(type="resume", resume_token=frames[0]["payload"]["resume_token"])
             back.subscribe()
             assert (await back.refusal())[1] == "resume_invalid"
+        lives.append(await life_of(node))
+        assert lives[0] == lives[1] != lives[2]
         async with httpx.AsyncClient(base_url=node.url, headers=node.headers("alice", topics=["orders"])) as http:
             page = (await http.get("/v1/envelopes", params={"since": 0})).json()
         found = [name for each in page["envelopes"] for name in each["payload_summary"]["object_ids"]]

@@ -25,6 +25,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
 import msgspec
@@ -492,6 +493,8 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
     unsent_bytes_max: int = 4 << 20
     """With more than this unsent, nothing is read from a peer."""
     connections_max: int | None = None
+    upgrade_headers: Mapping[str, str] = MappingProxyType({})
+    """What the answer to an upgrade says beside what every answer says."""
 
     def __init__(self, name: str, clock: Clock, book: AccessBook | None = None) -> None:
         self.name = name

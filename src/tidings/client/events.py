@@ -32,6 +32,7 @@ import msgspec
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import SettingsError
 from tidings.wire.gateway import (
+    LIFE_HEADER,
     AckEvent,
     CloseReason,
     EventFrameInvalid,
@@ -191,6 +192,8 @@ class EventStream:
         self._link: Link | None = None
         self._http: HttpClient | None = None
         self._resume_token: str | None = None
+        self._life: str | None = None
+        """Of the gateway, as it said when the last connection was opened; the token is of that life."""
         self._link_count = 0
         """Envelopes that came on this connection."""
         self._link_total = 0
@@ -353,6 +356,9 @@ class EventStream:
         link = await open_link(self._connector_for(shown), self._socket_url, self._clock, _CONNECT_S_MAX)
         self._link, self._link_count, self._ack_count = link, 0, 0
         self._link_total += 1
+        life, self._life = self._life, link.headers.get(LIFE_HEADER)
+        if life != self._life:
+            self._resume_token = None  # to be told that it is of no use would take another connection
         if self._resume_token is not None:
             link.send(encode(ResumeEvents(self._resume_token)))
         link.send(encode(self._wanted))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
@@ -26,6 +26,11 @@ class Link(Protocol):
     @property
     def is_open(self) -> bool:
         """Whether nothing is known of its end; what is sent after that goes nowhere."""
+        ...
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What the answer to the upgrade said; names in whatever case. Empty if there was no upgrade."""
         ...
 
     def send(self, message: bytes) -> None:
@@ -237,6 +242,7 @@ class _LoopbackLink:
     """The client's side."""
 
     def __init__(self, messages_max: int) -> None:
+        self.headers: Mapping[str, str] = {}
         self.connection: _ServerConnection | None = None
         self.inbox = Inbox(messages_max, self._pause, self._resume)
         self.server_side = _ServerSide(self)

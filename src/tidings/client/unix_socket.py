@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from typing import Final
 
 from tidings.wire.steward.frames import FrameReader, FramingFault, framed
@@ -32,6 +33,7 @@ class UnixConnector:
 
 class _UnixLink(asyncio.Protocol):
     def __init__(self) -> None:
+        self.headers: Mapping[str, str] = {}
         self._reader = FrameReader()
         self._transport: asyncio.Transport | None = None
         self._inbox = Inbox(_INBOX_COUNT_MAX, self._pause, self._resume)

@@ -96,11 +96,13 @@ class _WebSocketLink(picows.WSListener):
         self._parts = bytearray()
         self._bytes_max = message_bytes_max
         self._code, self._reason = _NO_CODE, ""
+        self.headers: Mapping[str, str] = {}
 
     # What picows calls
 
     def on_ws_connected(self, transport: picows.WSTransport) -> None:
         self._transport = transport
+        self.headers = transport.response.headers
 
     def on_ws_frame(self, transport: picows.WSTransport, frame: picows.WSFrame) -> None:
         if frame.msg_type == picows.WSMsgType.CLOSE:

@@ -283,6 +283,7 @@ class EventsEndpoint(Endpoint[EventsConnection]):
         new_trace_id: Callable[[], str],
     ) -> None:
         super().__init__("/events", clock, book)
+        self.upgrade_headers = {wire.LIFE_HEADER: gateway.life}
         self.gateway = gateway
         self._authenticator = authenticator
         self._default_app = default_app

@@ -110,6 +110,8 @@ class Gateway:
         self.issuer: Final = CapsuleIssuer(book)
         self.ceiling: Final = Ceiling(settings.queue.total_ceiling)
         self.index: Final = ResumeIndex(settings.delivery.resume_window)
+        self.life: Final = random_bytes(16).hex()
+        """Names this gateway while it lives, as its resume tokens do."""
         tokens = ResumeTokens(random_bytes(_KEY_BYTES))
         self.builder: Final = EnvelopeBuilder(tokens, random_bytes(_KEY_BYTES), clock, random_bytes)
         self.rules: Final = FilterRules(self.declarations, apps, AdminGate(settings.security.admin_channels))

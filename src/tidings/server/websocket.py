@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
@@ -327,6 +327,11 @@ class SocketTransport(WSListener):
         """Ask whether the peer is there."""
         self.has_ping_out = True
         self._queue(PING)
+
+    @property
+    def upgrade_headers(self) -> Mapping[str, str]:
+        """What its endpoint has the answer to the upgrade say."""
+        return {} if self._endpoint is None else self._endpoint.upgrade_headers
 
     def abandon(self) -> None:
         """It was admitted, and is gone without having been opened."""
@@ -650,6 +655,7 @@ def websocket_class(connections: Connections) -> type[asyncio.Protocol]:
             self._socket = listener
             self._bytes_left = connections.settings.unauthenticated_bytes_max
             listener.on_authenticated = self._install_soon
+            named |= listener.upgrade_headers
             return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(named), listener)
 
         def _refusal(self, error: TidingsError, path: str, request_id: str, named: dict[str, str]) -> WSUpgradeResponse:

@@ -197,6 +197,10 @@ def encode(frame: ClientFrame) -> bytes:
 # From the node
 
 
+LIFE_HEADER: Final = "Tidings-Life"
+"""In the answer to an upgrade: names the life of the gateway, which ends with the node's process. Resume tokens of another life are of no use."""
+
+
 class SubscribedEvents(msgspec.Struct, frozen=True, kw_only=True):
     """The payload of ``subscribed``: the answer to ``subscribe``."""
 

@@ -47,6 +47,7 @@ class Mute:
     """A node that welcomes and then says nothing: its machine is gone."""
 
     def __init__(self) -> None:
+        self.headers: dict[str, str] = {}
         self.sent: list[wire.ClientFrame] = []
         self.closed_with: int | None = None
         self.inbox = Inbox(10, lambda: None, lambda: None)

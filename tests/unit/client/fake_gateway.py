@@ -11,6 +11,7 @@ import httpx
 from tidings.client.errors import ConnectFailed
 from tidings.client.link import Inbox
 from tidings.wire.gateway import (
+    LIFE_HEADER,
     AckEvent,
     CloseReason,
     ResumeEvents,
@@ -48,7 +49,7 @@ class FakeLink:
 
     def __init__(self, node: FakeGateway, life: int) -> None:
         self.node = node
-        self.life = life
+        self.headers = {LIFE_HEADER: str(life)} if node.tells_life else {}
         self.inbox = Inbox(1 << 20, lambda: None, lambda: None)
         self.resume_token: str | None = None
         self.is_subscribed = False
@@ -126,9 +127,11 @@ class FakeGateway:
         per_connection: How many envelopes may wait for an ack.
         window: How many envelopes can be resumed from.
         page: Envelopes on a page; those of a seq stay together.
+        tells_life: Whether it says at each connection which life it is in, as nodes do whose answer comes through whole.
     """
 
-    def __init__(self, *, per_connection: int = 16, window: int = 32, page: int = 5) -> None:
+    def __init__(self, *, per_connection: int = 16, window: int = 32, page: int = 5, tells_life: bool = True) -> None:
+        self.tells_life = tells_life
         self.per_connection, self.window, self.page = per_connection, window, page
         self.events: list[dict[str, Any]] = []
         self.frames: list[object] = []

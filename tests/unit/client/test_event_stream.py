@@ -65,10 +65,10 @@ STEPS = st.lists(
 
 
 @pytest.mark.req("R101")
-@given(STEPS, st.integers(1, 20), st.integers(1, 40), st.booleans())
+@given(STEPS, st.integers(1, 20), st.integers(1, 40), st.booleans(), st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_every_envelope_once_in_order(
-    steps: list[tuple[str, int]], per_connection: int, window: int, is_from_start: bool
+    steps: list[tuple[str, int]], per_connection: int, window: int, is_from_start: bool, tells_life: bool
 ) -> None:
     """
     Whatever mixture of commits, cuts, restarts of the node, refusals and restarts of the program there is, and however small buffer and window are:
@@ -76,7 +76,7 @@ def test_every_envelope_once_in_order(
     """
 
     async def run() -> None:
-        node = FakeGateway(per_connection=per_connection, window=window)
+        node = FakeGateway(per_connection=per_connection, window=window, tells_life=tells_life)
         events = await stream(node, since=0 if is_from_start else None).__aenter__()
         got: list[tuple[int, int]] = []
         for what, count in steps:
@@ -123,7 +123,7 @@ async def test_a_broken_connection_is_resumed() -> None:
 
 async def test_where_it_cannot_be_resumed_the_rest_is_read_over_http() -> None:
     """A node that was restarted knows no token; what happened meanwhile is read in pages and joined with what the new connection brings."""
-    node = FakeGateway()
+    node = FakeGateway(tells_life=False)
     async with stream(node) as events:
         node.commit()
         await take(events, 1)
@@ -137,6 +137,25 @@ async def test_where_it_cannot_be_resumed_the_rest_is_read_over_http() -> None:
         node.commit()
         assert await waiting == node.places()[-1:]
         assert events.gap_count == 1
+
+
+async def test_a_token_is_not_shown_to_another_life_of_the_gateway() -> None:
+    """A node that says it is in another life is subscribed to anew on the same connection; what was missed is read up to where that begins."""
+    node, connections = FakeGateway(), 0
+    async with stream(node) as events:
+        node.commit()
+        await take(events, 1)
+        node.restart(is_orderly=False)
+        for _ in range(12):
+            node.commit()
+        connections = len(node.tokens)
+        assert await take(events, 12) == node.places()[1:]
+        node.commit()
+        assert await take(events, 1) == node.places()[-1:]
+        assert events.gap_count == 1
+
+    assert not [frame for frame in node.frames if isinstance(frame, ResumeEvents)]
+    assert len(node.tokens) == connections + 1
 
 
 async def test_only_what_comes_from_now_on_unless_since_is_given() -> None:
@@ -401,7 +420,7 @@ async def test_a_token_that_is_refused_costs_no_pause() -> None:
             self.pauses += seconds != 10.0
             await super().sleep(seconds)
 
-    node, clock = FakeGateway(), CountingClock()
+    node, clock = FakeGateway(tells_life=False), CountingClock()
     async with stream(node, clock=clock) as events:
         node.commit()
         await anext(events)
