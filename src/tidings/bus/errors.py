@@ -4,6 +4,7 @@ What the bus answers when it cannot do what it was asked.
     BusError
     ├── BusClosed               the bus was closed
     ├── OtherEventLoop          the bus runs in another event loop
+    ├── NotThroughNode          the bus works through a node, which does not offer this
     ├── PublishTimeout          a live subscription's window stayed full for too long; nothing was stored
     ├── SubscriptionExists      the group has a live subscription with other options
     ├── UnknownGroup            no such group
@@ -48,6 +49,15 @@ class OtherEventLoop(BusError):
         "close it in the loop that started it ('async with bus:' does), then any loop may start it again; "
         "from another thread, use asyncio.run_coroutine_threadsafe(bus.publish(...), loop)"
     )
+
+
+class NotThroughNode(BusError):
+    """The bus works through a node (``run(through=...)``), and what was asked for needs the log itself."""
+
+    code = "bus.not_through_node"
+    text = "the bus works through {url}, where it can only publish, cancel delayed events and handle"
+    hint = "ask the node over HTTP for the rest, as with tidings.HttpClient"
+    url: str
 
 
 class PublishTimeout(BusError):

@@ -34,7 +34,7 @@ from tidings.core.events import Capability, Event
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.core.settings import checked
 from tidings.log.encryption import Encryptor
-from tidings.log.interface import Appended, Authorise, Duplicate, Health, Log, Query, Verdict
+from tidings.log.interface import Appended, Authorise, Duplicate, Health, Log, Query, Refused, Verdict
 from tidings.log.reading import records
 from tidings.log.retention import RecordHolders, RetentionPlan
 from tidings.log.settings import LogSettings
@@ -42,9 +42,10 @@ from tidings.log.settings import LogSettings
 from .admin import GroupAdmin
 from .cursors import bounds
 from .delayed import DelayedEvent, due_ns_of
-from .errors import BusClosed, InvalidHandler, OtherEventLoop, TopicMismatch, UnknownGroup
+from .errors import BusClosed, InvalidHandler, NotThroughNode, OtherEventLoop, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .handlers import Handler
+from .joining import NodeClient, check_joinable, join_groups
 from .members import LocalMember, Member
 from .middleware import FeatureFlags, MetricsMiddleware, Middleware, MiddlewareChain
 from .payloads import EnvelopeOptions, as_payload, bind_handler, checked_events, event_of, is_payload_type
@@ -126,10 +127,12 @@ class EventBus:
             raise SettingsError("store", "is given without the log that it belongs to")
         self._given_log = log
         self._given_store = store
+        self.workspace = Path(workspace).absolute()
+        """Where the log is, unless ``log`` or ``open_log`` was given."""
         self._has_files = log is None and open_log is None
         self._open_files = functools.partial(
             open_files,
-            Path(workspace).absolute(),
+            self.workspace,
             log_settings,
             log=log,
             clock=clock,
@@ -138,6 +141,8 @@ class EventBus:
         )
         self._open_log = open_log or self._open_files
         self._running: RunningBus | None = None
+        self._client: NodeClient | None = None
+        """The node that it works through instead."""
         self._loop: asyncio.AbstractEventLoop | None = None
         """The event loop that it runs in, while it runs."""
         self._thread_id = 0
@@ -205,14 +210,25 @@ class EventBus:
                 await self.close()  # all of them or none: a group left out would not be missed for a long time
                 raise
 
-    async def run(self) -> None:
+    async def run(self, through: NodeClient | None = None) -> None:
         """
         Start, handle events until SIGINT or SIGTERM, and close: the whole life of a worker process.
 
+        With ``through``, a ``Client``, the workspace is not opened: subscriptions become members of the node's groups, which any number
+        of processes share, and ``publish``, ``publish_many`` and ``cancel_delayed`` go to the node. Filters, middlewares, ``key_of`` and
+        batches are not offered there.
+
         Handlers that are at work may finish (``close_timeout_s``). A second signal ends the process at once, as usual. It also
         ends, and closes the bus, when its task is cancelled; and it returns when somebody else has closed the bus.
+
+        Raises:
+            SettingsError: A subscription asks for something that a node does not offer.
+            RemoteStopped: The node does not want us, and will not.
         """
-        await self.start()
+        if through is None:
+            await self.start()
+        else:
+            await self._join(through)
         if self._run_ended is None or self._run_ended.is_set():
             self._run_ended = asyncio.Event()
         ended = self._run_ended  # one signal ends all calls of ``run``
@@ -224,11 +240,39 @@ class EventBus:
                 continue
             caught.append(number)
         try:
-            await ended.wait()
+            await self._until(ended)
         finally:
             for number in caught:
                 loop.remove_signal_handler(number)
             await self.close()
+
+    async def _join(self, client: NodeClient) -> None:
+        self._check_loop()
+        if self.state is not EventBusState.STOPPED:
+            raise SettingsError("through", "the bus runs already, on its own log")
+        check_joinable(self._registry.list(), has_middlewares=bool(self._chain.middlewares))
+        self._is_closed = False
+        self._client = client
+        try:
+            await client.start()
+            await join_groups(client, self._registry.list())
+        except BaseException:
+            await self.close()
+            raise
+
+    async def _until(self, ended: asyncio.Event) -> None:
+        if self._client is None:
+            await ended.wait()
+            return
+        waits = [asyncio.ensure_future(each) for each in (ended.wait(), self._client.stopped())]
+        try:
+            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            if waits[1].done():
+                await waits[1]
+        finally:
+            for wait in waits:
+                wait.cancel()
+            await asyncio.gather(*waits, return_exceptions=True)
 
     async def drain(self, timeout_s: float = 10.0) -> None:
         """
@@ -258,6 +302,9 @@ class EventBus:
             async with self._starting:  # what is being opened is closed once it is open
                 pass
         self._is_closed = True
+        if self._client is not None:
+            client, self._client = self._client, None
+            await client.close(self._settings.close_timeout_s if timeout_s is None else timeout_s)
         if self._running is not None and self.state is EventBusState.RUNNING:
             self.state = EventBusState.STOPPING
             self._running.publishing.close()
@@ -329,6 +376,8 @@ class EventBus:
     async def _started(self) -> RunningBus:
         self._check_loop()
         if self._running is None or self.state is not EventBusState.RUNNING:
+            if self._client is not None:
+                raise NotThroughNode(self._client.url)
             if self._is_closed:
                 raise BusClosed  # only ``start`` opens it again: a late publisher must not
             await self.start()
@@ -429,6 +478,8 @@ class EventBus:
         """
         running, loop = self._running, self._loop
         if running is None or loop is None or get_ident() != self._thread_id or not loop.is_running():
+            if self._client is not None:
+                return await self._client.publish(event, topic, **options)
             running = await self._started()
         timeout_s = authorise = hold = None
         if options or topic is not None or not isinstance(event, Event) or event.payload.__class__ is not dict:
@@ -474,6 +525,8 @@ class EventBus:
 
         ``authorise`` is called with the event, if it waits; what it raises is raised, and the event stays.
         """
+        if self._client is not None:
+            return await self._client.cancel_delayed(event_id)
         return await (await self._started()).delayed.cancel(event_id, authorise)
 
     async def delayed_events(self, after: int = -1) -> AsyncIterator[DelayedEvent]:
@@ -497,6 +550,15 @@ class EventBus:
             BusClosed: The bus was closed meanwhile; the same.
         """
         check_timeout(timeout_s)
+        if (client := self._client) is not None:
+
+            async def one(event: Event) -> Verdict:
+                try:
+                    return await client.publish(event, timeout_s=timeout_s)
+                except TidingsError as error:
+                    return Refused(error)
+
+            return await asyncio.gather(*map(one, checked_events(events)))
         return await (await self._started()).publishing.publish_many(checked_events(events), timeout_s, authorise)
 
     # Subscribing

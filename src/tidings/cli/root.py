@@ -46,6 +46,7 @@ _MODULES: Final = {
     "grant": ("access", "app"),
     "revoke": ("access", "app"),
     "serve": ("serve", "app"),
+    "work": ("work", "app"),
     "demo": ("demo", "app"),
 }
 """For each noun, and each verb without one, the module and the app that has its commands; loaded when it is asked for."""

@@ -272,6 +272,7 @@ def command(
     has_lake: bool = False,
     has_workspace: bool = True,
     asks_node: bool = False,
+    has_log_lines: bool = False,
 ) -> Callable[[Body[P]], Body[P]]:
     """
     Register a function as a command.
@@ -284,6 +285,7 @@ def command(
         has_lake: Whether it uses the lake, and is to be told where that is.
         has_workspace: Whether it is about a workspace, and is to be told where that is.
         asks_node: Whether it can ask a node, and is to be told which, and what to show it.
+        has_log_lines: Whether the library's warnings are shown in any case: it runs for long.
     """
 
     def register(body: Body[P]) -> Body[P]:
@@ -310,7 +312,7 @@ def command(
                 node=node,
                 token=token,
             )
-            with _logging(is_verbose or is_debug):
+            with _logging(logging.DEBUG if is_verbose or is_debug else logging.WARNING if has_log_lines else None):
                 try:
                     work = body(session, **options)  # type: ignore[call-arg]  # its signature is given below
                     if work is not None:
@@ -353,14 +355,14 @@ def _shared(*, has_lake: bool, has_workspace: bool, asks_node: bool) -> list[ins
 
 
 @contextlib.contextmanager
-def _logging(is_verbose: bool) -> Iterator[None]:
-    """The library's log on stderr if that was asked for; otherwise none, as errors are reported once, at the end."""
+def _logging(level: int | None) -> Iterator[None]:
+    """The library's log on stderr from a level on; otherwise none, as errors are reported once, at the end."""
     logger = logging.getLogger("tidings")
     before = logger.level, logger.propagate
-    handler: logging.Handler = logging.StreamHandler(sys.stderr) if is_verbose else logging.NullHandler()
+    handler: logging.Handler = logging.NullHandler() if level is None else logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     logger.addHandler(handler)
-    logger.setLevel(logging.DEBUG if is_verbose else logging.CRITICAL)
+    logger.setLevel(logging.CRITICAL if level is None else level)
     logger.propagate = False
     try:
         yield

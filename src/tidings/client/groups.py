@@ -174,6 +174,18 @@ class RemoteBus:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
 
+    async def stopped(self) -> None:
+        """
+        Wait until connecting again is of no use, or until this end is closed.
+
+        Raises:
+            RemoteStopped: The node does not want us, and will not.
+        """
+        if self._task is not None:
+            await asyncio.wait([self._task])
+        if self._problem is not None:
+            raise self._problem
+
     async def __aenter__(self) -> RemoteBus:
         await self.start()
         return self

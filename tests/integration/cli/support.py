@@ -110,11 +110,11 @@ def _read_within(stream: IO[bytes]) -> bytes:
 
 
 @contextmanager
-def started(*args: object, env: dict[str, str] | None = None) -> Iterator[Process]:
+def started(*args: object, env: dict[str, str] | None = None, cwd: Path | None = None) -> Iterator[Process]:
     """Start a command line; it is killed at the end if it still runs."""
     command = [*TOOL, *map(str, args)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=env or environment()) as process:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, env=env or environment(), cwd=cwd) as process:
         try:
             yield Process(process)
         finally:
