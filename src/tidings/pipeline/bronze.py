@@ -1,8 +1,8 @@
 """
 Bronze: every record as the log committed it, exactly once.
 
-The data source ``tidings`` plans what is new up to one seq, and its tasks write it to files (``bronze_task``); one commit adds
-them all to the table and stores the seq that the table now reaches. A run that dies leaves files that no table refers to, and
+The data source ``tidings`` plans what is new up to one seq, and its tasks write it to files (``bronze_task``; a little is
+written here, by the same code); one commit adds them all to the table and stores the seq that the table now reaches. A run that dies leaves files that no table refers to, and
 the next run starts at the same seq again. Lines that are no records go to the quarantine table, with file, byte and reason,
 and so do ranges that retention dropped before they were archived. They are committed before the events: a run that dies in
 between finds the same ones again, and leaves them out.
@@ -10,7 +10,7 @@ between finds the same ones again, and leaves them out.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
@@ -24,7 +24,7 @@ from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
 from .session import Progress, ProgressStep, translate_spark_errors, watched
 from .settings import PipelineSettings
-from .source import Gap, LogSource, bundles
+from .source import Gap, LogSource, SourceChunk, bundles
 from .state_files import load_hints, save_hints
 from .table_files import dataset, write_file
 
@@ -88,9 +88,9 @@ class Bronze:
         """Where the table stands."""
         return bronze_state(self._lake)
 
-    def fill(self, spark: SparkSession, epoch: str, progress: Progress) -> BronzeFill:
+    def fill(self, spark: Callable[[], SparkSession], epoch: str, progress: Progress) -> BronzeFill:
         """
-        Take all that the log has now into the table.
+        Take all that the log has now into the table. What is little is read here; Spark is asked for if there is more.
 
         Raises:
             PositionLost, LakeConflict, LakeUnwritable, SegmentMissing, SparkFailed
@@ -98,21 +98,45 @@ class Bronze:
         since = self.state().seq
         view = self._source.pin(since, load_hints(self._lake.storage, epoch=epoch, seq=since))
         filled = BronzeFill(since, since)
-        options = self.reader_options(spark, epoch)
         for chunk in view.chunks(self._settings.commit_bytes_max, self._settings.commit_files_max):
-            tasks = len(bundles(chunk.ranges, self._settings.split_bytes_max, _parallelism(spark)))
-            with translate_spark_errors("bronze"), watched(spark, progress, "bronze", tasks, filled.rows):
-                frame = spark.read.format("tidings").options(**options, until=str(chunk.until)).load()
-                messages = messages_of(frame)
+            is_small = self._settings.is_small(chunk.until - chunk.since, chunk.size)
+            messages = (self._read_here if is_small else self._read)(spark, chunk, epoch, progress, filled.rows)
             filled += self.take(messages, epoch)
         progress(ProgressStep("bronze", 1, 1, filled.rows))
         return filled
 
+    def _read(
+        self, spark: Callable[[], SparkSession], chunk: SourceChunk, epoch: str, progress: Progress, rows: int
+    ) -> list[Message]:
+        """Have the tasks of the data source write a chunk; what they say."""
+        session = spark()
+        options = self.reader_options(session, epoch)
+        tasks = len(bundles(chunk.ranges, self._settings.split_bytes_max, _parallelism(session)))
+        with translate_spark_errors("bronze"), watched(session, progress, "bronze", tasks, rows):
+            return messages_of(session.read.format("tidings").options(**options, until=str(chunk.until)).load())
+
+    def _read_here(
+        self, _: Callable[[], SparkSession], chunk: SourceChunk, epoch: str, progress: Progress, rows: int
+    ) -> list[Message]:
+        """The same in this process, by the same reader."""
+        from pyspark.sql.types import StructType
+
+        from .spark_source import LogReader, SourceOptions
+
+        progress(ProgressStep("bronze", 0, 1, rows))
+        options = SourceOptions.parse({**self._source_options(epoch, parallelism=1), "until": str(chunk.until)})
+        reader = LogReader(options, StructType())
+        batches = (batch for part in reader.partitions() for batch in reader.read(part))
+        return [decode_message(text) for batch in batches for text in batch.column(0).to_pylist()]
+
     def reader_options(self, spark: SparkSession, epoch: str) -> dict[str, str]:
-        """What the data source is to do: read the log from where the table ends, and write files of the table."""
+        """What the data source, made known to the session, is to do: read the log from where the table ends, and write files of the table."""
         from tidings.spark import register
 
         register(spark)
+        return self._source_options(epoch, _parallelism(spark))
+
+    def _source_options(self, epoch: str, parallelism: int) -> dict[str, str]:
         archive = ArchiveTarget(
             lake=self._lake.storage.url,
             epoch=epoch,
@@ -124,7 +148,7 @@ class Bronze:
             "path": str(self._source.layout.workspace),
             "archive": msgspec.json.encode(archive).decode(),
             "splitBytes": str(self._settings.split_bytes_max),
-            "minPartitions": str(_parallelism(spark)),
+            "minPartitions": str(parallelism),
             **{f"storage.{name}": value for name, value in self._lake.storage.options},
         }
 

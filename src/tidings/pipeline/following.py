@@ -147,4 +147,4 @@ class Following:
             return self._bronze.take(messages, self.epoch)
         except LakeConflict:
             # Another run took some of it, perhaps not all; what is left is taken the way a run does.
-            return self._bronze.fill(self._spark, self.epoch, lambda _: None)
+            return self._bronze.fill(lambda: self._spark, self.epoch, lambda _: None)

@@ -343,10 +343,10 @@ class Lake:
         return folder.url.removeprefix(self.storage.url + "/")
 
     def write_files(
-        self, frame: DataFrame, table: str, ddl: str, stem: str, *, is_by_day: bool = False
+        self, frame: DataFrame, table: str, ddl: str, stem: str, *, is_by_day: bool = False, is_small: bool = False
     ) -> list[AddAction]:
         """
-        Have Spark's tasks write a frame's rows to files of the table that nobody sees yet.
+        Have Spark's tasks write a frame's rows to files of the table that nobody sees yet; few rows are written here.
 
         Args:
             frame: The rows, with the columns of ``ddl`` in that order.
@@ -354,12 +354,14 @@ class Lake:
             ddl: The columns as they are stored.
             stem: How the names of the files begin: no two runs have the same.
             is_by_day: Whether there is a file a day and task; the column ``date`` then says which day.
+            is_small: Whether there are so few that they may all be held here.
         """
         folder = self.folder(table)
         writer = FileWriter(folder, arrow_schema(ddl), stem, is_by_day)
         with self.writing(folder):
-            entries = [row.asDict() for row in frame.mapInArrow(writer, ENTRIES).collect()]
-        return self.adds(entries)
+            if is_small:
+                return self.adds(writer.write(frame.toArrow().to_batches(), f"{stem}.parquet").to_pylist())
+            return self.adds([row.asDict() for row in frame.mapInArrow(writer, ENTRIES).collect()])
 
     def copy_file(self, file: DataFile, table: str, name: str) -> dict[str, Any]:
         """Have a file of another table be one of this table too, under a name that nobody sees yet; its entry."""

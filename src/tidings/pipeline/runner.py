@@ -176,7 +176,7 @@ class Pipeline:
         view = source.pin(before, load_hints(self.lake.storage, epoch=meta.epoch, seq=before))
         filled = BronzeFill(before, before)
         if view.until > before and not self._is_own(view):
-            filled = bronze.fill(spark(), meta.epoch, report_to)
+            filled = bronze.fill(spark, meta.epoch, report_to)
         until = bronze.state().seq
         gained: Mapping[str, int] = {}
         results: tuple[JobResult, ...] = ()

@@ -30,6 +30,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, Literal, Protocol
+from weakref import WeakKeyDictionary
 
 from .errors import JavaMissing, MasterUnreachable, PipelineError, SparkFailed
 from .settings import PipelineSettings
@@ -232,6 +233,30 @@ _CONF: Final = {
     # A job that fails says so to its caller; what a user reads is our sentence and, with --spark-log, Spark's.
     "spark.log.level": "OFF",
 }
+
+
+_LITTLE: Final = {
+    "spark.sql.codegen.wholeStage": "false",
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": "false",
+    "spark.sql.shuffle.partitions": "1",
+}
+"""For a query over few rows, preparing costs more than computing: code that is generated and compiled, parts, looks at sizes."""
+_little: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
+_little_lock: Final = threading.Lock()
+
+
+def session_for_little(spark: SparkSession) -> SparkSession:
+    """A session beside this one, in the same Spark, for queries over few rows; over Spark Connect the same one."""
+    if type(spark).__module__.startswith("pyspark.sql.connect"):
+        return spark
+    with _little_lock:
+        if spark not in _little:
+            beside = spark.newSession()
+            for name, value in _LITTLE.items():
+                beside.conf.set(name, value)
+            _little[spark] = beside
+        return _little[spark]
 
 
 def is_remote(master: str) -> bool:

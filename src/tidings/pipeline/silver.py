@@ -7,10 +7,11 @@ so a table that was not reached before a crash catches up, and one that was reac
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -20,6 +21,7 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
+from deltalake.transaction import AddAction
 
 from tidings.bus.store.dead_letter_files import DeadLetterFiles
 from tidings.bus.store.dead_letters import EVERY, DeadLetterFilter
@@ -43,7 +45,7 @@ from .schemas import (
 from .session import Progress, ProgressStep, translate_spark_errors
 from .settings import PipelineSettings
 from .source import log_segments
-from .table_files import DataFile, translate_read_errors
+from .table_files import DataFile, translate_read_errors, write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -125,6 +127,14 @@ A row repeats another if all of these are the same. The id alone would not do: t
 drops, and then anybody may use them, also in another space. A sealed payload is null here, and null equals nothing.
 """
 SYNC_DIALECTS: Final = {"sync": "A", "sync.projects": "B", "sync.legacy": "C"}
+_SYNC_ROWS: Final = """
+    select *, case dialect when 'B' then partition end as project_id from (
+        select seq, topic, map($topics, $dialects)[topic] as dialect, unnest(partitions) as partition, actor as client_id, event_id, type, ts,
+            written_at
+        from events where seq > $since and seq <= $until and topic in $topics
+    )
+"""
+_SYNC_BATCH: Final = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +165,7 @@ class Silver:
         positions = group_positions(cursors, segments, datetime_of(self.clock.now_ns()))
         steps: tuple[tuple[TableSpec, Callable[[], int]], ...] = (
             (SILVER_EVENTS, lambda: self._fill_events(spark, epoch, until)),
-            (SILVER_SYNC_EVENTS, lambda: self._fill_sync(spark, epoch, until)),
+            (SILVER_SYNC_EVENTS, lambda: self._fill_sync(epoch, until)),
             (SILVER_GROUP_CURSORS, lambda: self._fill_snapshot(SILVER_GROUP_CURSORS, cursors, epoch, until)),
             (
                 SILVER_GROUP_POSITIONS,
@@ -197,11 +207,7 @@ class Silver:
                 for number, file in enumerate(files)
             ]
             adds = self.lake.adds(entries)
-            schema = arrow_schema(SILVER_EVENTS.schema)
-            replaces: Replaces = "all" if self.is_anew else "nothing"
-            self.lake.commit(
-                SILVER_EVENTS.name, schema, adds, app=SILVER_APP, version=batch + 1, note=note, replaces=replaces
-            )
+            self._commit(SILVER_EVENTS, adds, batch + 1, note)
             return rows_of(adds)
         # An erased record has its place in bronze, and nothing to say.
         session = spark()
@@ -229,36 +235,50 @@ class Silver:
             and not self._repeats_ids(files)
         )
 
-    def _fill_sync(self, spark: Callable[[], SparkSession], epoch: str, until: int) -> int:
-        from pyspark.sql import functions as F
-
+    def _fill_sync(self, epoch: str, until: int) -> int:
+        """One row an event and partition; put together here, as it is one pass over few columns."""
         since, batch = self._place(SILVER_SYNC_EVENTS)
         if since >= until or not self.lake.exists(SILVER_EVENTS.name):
             return 0
-        topics = sorted(SYNC_DIALECTS)
         files = self.lake.files(
             SILVER_EVENTS.name,
             lambda file: (
-                file.may_hold("seq", since + 1, until) and any(file.may_hold("topic", topic, topic) for topic in topics)
+                file.may_hold("seq", since + 1, until)
+                and any(file.may_hold("topic", topic, topic) for topic in SYNC_DIALECTS)
             ),
         )
         if not files and not (self.is_anew and self.lake.exists(SILVER_SYNC_EVENTS.name)):
             return 0
-        rows = self._rows(spark(), SILVER_EVENTS, files, since, until).where(F.col("topic").isin(topics))
-        dialect = F.create_map(*(F.lit(part) for pair in sorted(SYNC_DIALECTS.items()) for part in pair))
-        exploded = rows.select(
-            "seq",
-            "topic",
-            dialect[F.col("topic")].alias("dialect"),
-            F.explode("partitions").alias("partition"),
-            F.col("actor").alias("client_id"),
-            "event_id",
-            "type",
-            "ts",
-            "written_at",
-        ).withColumn("project_id", F.when(F.col("dialect") == "B", F.col("partition")))
-        note = self._note(SILVER_SYNC_EVENTS, epoch, since, until, batch + 1)
-        return self._put(exploded.coalesce(1), SILVER_SYNC_EVENTS, batch + 1, note)
+        schema, folder = arrow_schema(SILVER_SYNC_EVENTS.schema), self.lake.folder(SILVER_SYNC_EVENTS.name)
+        with self._duckdb() as duck, translate_read_errors(self.lake.folder(SILVER_EVENTS.name)):
+            duck.register("events", self.lake.dataset(SILVER_EVENTS.name, files))
+            known = {"topics": list(SYNC_DIALECTS), "dialects": list(SYNC_DIALECTS.values())}
+            rows = duck.sql(_SYNC_ROWS, params={**known, "since": since, "until": until})
+            batches = (pa.Table.from_batches([each]) for each in rows.to_arrow_reader(_SYNC_BATCH))
+            with self.lake.writing(folder):
+                name = f"{stem(SILVER_APP, batch + 1, self.run)}.parquet"
+                entry = write_file(folder, name, schema, batches)
+        adds = self.lake.adds([] if entry is None else [entry])
+        self._commit(
+            SILVER_SYNC_EVENTS, adds, batch + 1, self._note(SILVER_SYNC_EVENTS, epoch, since, until, batch + 1)
+        )
+        return rows_of(adds)
+
+    def _commit(self, table: TableSpec, adds: Sequence[AddAction], version: int, note: Note) -> None:
+        replaces: Replaces = "all" if self.is_anew else "nothing"
+        schema = arrow_schema(table.schema)
+        self.lake.commit(table.name, schema, adds, app=SILVER_APP, version=version, note=note, replaces=replaces)
+
+    @contextlib.contextmanager
+    def _duckdb(self) -> Iterator[duckdb.DuckDBPyConnection]:
+        """DuckDB with bounded memory."""
+        memory = {"memory_limit": f"{self.settings.task_memory_mb}MB"}
+        with (
+            tempfile.TemporaryDirectory(prefix="tidings-silver-") as spill,
+            duckdb.connect(config={**memory, "temp_directory": spill}) as duck,
+        ):
+            duck.execute("set timezone = 'UTC'")
+            yield duck
 
     def _fill_snapshot(
         self,
@@ -320,12 +340,7 @@ class Silver:
     def _repeats_ids(self, files: list[DataFile]) -> bool:
         """Whether an id may come twice in these files; looked for here, which is quicker than asking Spark."""
         ids = self.lake.dataset(BRONZE_EVENTS.name, files)
-        memory = {"memory_limit": f"{self.settings.task_memory_mb}MB"}
-        with (
-            translate_read_errors(files[0].folder),
-            tempfile.TemporaryDirectory(prefix="tidings-silver-") as spill,
-            duckdb.connect(config={**memory, "temp_directory": spill}) as duck,
-        ):
+        with translate_read_errors(files[0].folder), self._duckdb() as duck:
             duck.register("ids", ids)
             question = "select 1 from ids group by hash(event_id) having count(*) > 1 limit 1"
             return duck.execute(question).fetchone() is not None

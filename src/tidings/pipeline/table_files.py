@@ -273,7 +273,7 @@ class FileWriter:
         assert context is not None
         yield self.write(batches, f"{self.stem}-{context.partitionId():05d}-{context.taskAttemptId()}.parquet")
 
-    def write(self, batches: Iterator[pa.RecordBatch], name: str) -> pa.RecordBatch:
+    def write(self, batches: Iterable[pa.RecordBatch], name: str) -> pa.RecordBatch:
         """Write the rows to files that have this name, in folders by day where the table has those."""
         outputs: dict[str | None, FileOutput] = {}
         with contextlib.ExitStack() as stack:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import msgspec
 import pytest
 
 from tests.spark_session import TEST_SETTINGS
@@ -27,18 +28,28 @@ if TYPE_CHECKING:
 pytestmark = pytest.mark.spark
 
 
-def test_each_run_takes_what_is_new(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_small", [True, False])
+def test_each_run_takes_what_is_new(spark: SparkSession, tmp_path: Path, is_small: bool) -> None:
     """
-    Run after run, the tables hold what the log holds; a run with nothing new commits nothing.
+    Run after run, the tables hold what the log holds, by Spark's tasks or, where it is little, without Spark; a run with nothing
+    new commits nothing.
     """
     workspace = Workspace(tmp_path)
+    settings = TEST_SETTINGS if is_small else msgspec.structs.replace(TEST_SETTINGS, small_rows_max=0)
+    asked: list[int] = []
+
+    def session() -> SparkSession:
+        asked.append(1)
+        return spark
+
     for first in (0, 25):
         workspace.append(event(number, f"t{number % 3}") for number in range(first, first + 25))
-        report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
+        report = workspace.pipeline(settings).run(session)
         assert report.bronze.rows == 25
+    assert bool(asked) is not is_small
     versions = {table: workspace.lake.open(table).version() for table in workspace.lake.tables()}
 
-    report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
+    report = workspace.pipeline(settings).run(session)
 
     assert (report.bronze.rows, report.bronze.commits, report.until) == (0, 0, 50)
     assert {table: workspace.lake.open(table).version() for table in workspace.lake.tables()} == versions

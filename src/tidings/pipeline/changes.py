@@ -1,0 +1,309 @@
+"""
+What a job has to compute: which days of its tables, or which events, changed since they were made.
+
+A job without ``Partitioning`` is given whole tables and its own are replaced as a whole. One by days is given what its changed
+days are made from, and only those days are replaced; one by seq is given the rows of new events and adds to its tables. Which
+days changed is told by the tables it reads: new rows of those that grow name their day, and the commits of other jobs name the
+days that they replaced. The note in a job's own commits says what it was made of: the version of each table it read, and its
+settings. What does not add up (other settings, a commit that names no days, a history that does not go back far enough) is
+computed as a whole, which is always right. Days are counted from 1970.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, date, datetime, timedelta
+from typing import TYPE_CHECKING, Any, Final
+
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
+
+from .jobs.job import InputWindow, Job, JobContext
+from .lake import Lake, Note
+from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS
+from .status import JobState
+from .table_files import DataFile, translate_read_errors
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Days = frozenset[int]
+
+GROWING: Final = {table.name: "seq" for table in (BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS)}
+_UNCHANGING: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMN", "SET TBLPROPERTIES", "CREATE TABLE")
+"""Commits that leave a table's rows as they are."""
+_HISTORY_MAX: Final = 64
+_DAYS_MAX: Final = 366
+_DAY_US: Final = 86_400_000_000
+_EPOCH: Final = date(1970, 1, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What is to be computed, and from what."""
+
+    note: Note
+    """For the job's commits: what it is made of."""
+    is_all: bool = True
+    """Whether all rows are computed; otherwise:"""
+    days: Days = frozenset()
+    """The days whose rows are replaced."""
+    since: Mapping[str, int] = field(default_factory=dict)
+    """By seq: after which seq the rows of a table are new."""
+    windows: Mapping[str, InputWindow] = field(default_factory=dict)
+    needed: Mapping[str, Days] = field(default_factory=dict)
+    """By table, the days whose rows are needed; a table that is not named is needed as a whole."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.is_all and not self.days and not self.since
+
+    def needs(self, table: str, file: DataFile) -> bool:
+        """Whether a file may have rows that are needed."""
+        window = self.windows.get(table)
+        if window is None:
+            return True
+        if window.types and not any(file.may_hold("type", kind, kind) for kind in window.types):
+            return False
+        if table in self.since:
+            return file.may_hold(window.at, self.since[table] + 1, None)
+        if table not in self.needed:
+            return True
+        days = self.needed[table]
+        low, high = _day_of(file.minimum.get(window.at), min(days)), _day_of(file.maximum.get(window.at), max(days))
+        return any(low <= day <= high for day in days)
+
+    def rows(self, table: str, frame: DataFrame) -> DataFrame:
+        """The rows of a table that are needed."""
+        window = self.windows.get(table)
+        if window is None:
+            return frame
+        if window.types:
+            frame = frame.where(frame["type"].isin(*window.types))
+        if table in self.since:
+            return frame.where(frame[window.at] > self.since[table])
+        if table in self.needed:
+            days = [_date_of(day) for day in sorted(self.needed[table])]
+            frame = frame.where(frame[window.at].cast("date").isin(days))
+        return frame
+
+    @property
+    def dates(self) -> list[date]:
+        """The days whose rows are replaced, in their order."""
+        return [_date_of(day) for day in sorted(self.days)]
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """
+    What changed since the tables of jobs were made, as of one run.
+
+    Args:
+        lake: Where the tables are.
+        until, as_of: Up to which seq the run sees, and what it calls now.
+    """
+
+    lake: Lake
+    until: int
+    as_of: datetime
+
+    def plan(self, job: Job, context: JobContext, state: JobState, *, is_again: bool) -> Plan | None:
+        """What the job has to compute to be up to date; ``None`` if it is."""
+        notes = [self.lake.note(output.table) for output in job.writes]
+        recipe = _recipe(job, context)
+        made = min((int(note.get("seq", 0)) for note in notes), default=0)
+        positions: Mapping[str, Sequence[Any]] | None = None
+        made_at = ""
+        if not is_again and notes and all(note.get("recipe") == recipe for note in notes):
+            oldest = min(notes, key=lambda note: int(note["seq"]))
+            is_known = state.made == made and state.seq > made
+            positions, made_at = (state.inputs, state.as_of) if is_known else (oldest["inputs"], str(oldest["as_of"]))
+            made = state.seq if is_known else made
+        windows = {} if job.partitioning is None else dict(job.partitioning.windows(context))
+        own = {output.table for output in job.writes}
+        inputs = {table: self._position(table) for table in job.reads if table not in own}
+        note: Note = {"recipe": recipe, "inputs": inputs, "days": None}
+        if job.partitioning is None:
+            is_due = positions is None or made < self.until or self._has_changed(inputs, positions)
+            return Plan(note) if is_due else None
+        if positions == inputs and made >= self.until:
+            return None
+        if job.partitioning.seq_column:
+            note["grows_by"] = job.partitioning.seq_column
+            since = None if positions is None else self._grown(windows, positions)
+            if since is None:
+                return Plan(note, windows=windows)
+            return Plan({name: note[name] for name in note if name != "days"}, False, since=since, windows=windows)
+        days = None if positions is None else self._changed_days(job, context, windows, positions, made_at)
+        if days is None:
+            return Plan(note, windows=windows)
+        note["days"] = [_date_of(day).isoformat() for day in sorted(days)]
+        needed = {
+            table: frozenset(near for day in days for near in range(day - each.days_before, day + each.days_after + 1))
+            for table, each in windows.items()
+            if not each.is_whole
+        }
+        return Plan(note, False, days, windows=windows, needed=needed)
+
+    def _position(self, table: str) -> list[Any]:
+        """Where a table stands: its version, the seq it reaches to, and of a small one that is taken whole its digest."""
+        for version, note in self._commits(table):
+            if "digest" in note:
+                return [0, 0, note["digest"]]
+            if int(note.get("seq", 0)) <= self.until:  # what came while the run is under way is the next one's
+                return [version, int(note.get("seq", 0))]
+        return [-1, 0]
+
+    def _commits(self, table: str) -> Iterator[tuple[int, Note]]:
+        """The commits that changed a table's rows, the newest first: their versions and notes, as far as its log goes back."""
+        if self.lake.exists(table):
+            for limit, skipped in ((1, 0), (_HISTORY_MAX, 1)):
+                for entry in self.lake.open(table).history(limit)[skipped:]:
+                    if entry.get("operation") not in _UNCHANGING:
+                        yield int(entry["version"]), json.loads(entry.get("tidings") or "{}")
+
+    def _has_changed(self, inputs: Mapping[str, Sequence[Any]], positions: Mapping[str, Sequence[Any]]) -> bool:
+        """Whether a table is another than it was."""
+        moved = [table for table, position in inputs.items() if positions.get(table) != position]
+        return any(
+            "digest" in self.lake.note(table) or self._changes(table, positions.get(table)) != [] for table in moved
+        )
+
+    def _changes(self, table: str, position: Sequence[Any] | None) -> list[Note] | None:
+        """The notes of a table's commits since a position; ``None`` if all of it may have changed."""
+        if position is None:
+            return None
+        found: list[Note] = []
+        for version, note in self._commits(table):
+            if version <= position[0]:
+                return found
+            if note.get("days", ()) is None or int(note.get("seq", -1)) < position[1]:
+                return None
+            found.append(note)
+        # It was not there then, or its log does not go back that far.
+        return found if position[0] < 0 and all("days" not in note for note in found) else None
+
+    def _grown(
+        self, windows: Mapping[str, InputWindow], positions: Mapping[str, Sequence[Any]]
+    ) -> dict[str, int] | None:
+        """For a job by seq: after which seq each table that has new rows for it is to be read; ``None`` to read all."""
+        since: dict[str, int] = {}
+        has_grown = False
+        for table, window in windows.items():
+            changes = self._changes(table, positions.get(table))
+            if changes is None or (changes and window.is_whole):
+                return None
+            if not window.is_whole:
+                since[table] = int(positions[table][1])
+                has_grown |= bool(changes) and bool(
+                    self._new_days(table, window.at, window, since[table], is_row_enough=True)
+                )
+        return since if has_grown else {}
+
+    def _changed_days(
+        self,
+        job: Job,
+        context: JobContext,
+        windows: Mapping[str, InputWindow],
+        positions: Mapping[str, Sequence[Any]],
+        made_at: str,
+    ) -> Days | None:
+        """The days that changes of the tables it reads touch, and those that rows have left; ``None`` for all."""
+        found: set[int] = set()
+        for table, window in windows.items():
+            changes = self._changes(table, positions.get(table))
+            if changes is None:
+                return None
+            grows_by = GROWING.get(table) or next((note["grows_by"] for note in changes if "grows_by" in note), None)
+            if grows_by is not None and changes:
+                reached = int(positions[table][1])
+                days = self._new_days(table, grows_by, window, reached, is_row_enough=window.is_whole)
+            else:
+                named = (note["days"] for note in changes if "days" in note)
+                days = {_day_of(day, 0) for each in named for day in each}
+            if days and window.is_whole:
+                return None
+            found |= {near for day in days for near in range(day - window.days_after, day + window.days_before + 1)}
+        found |= self._lapsed(job, context, made_at)
+        return None if len(found) > _DAYS_MAX else frozenset(found)
+
+    def _new_days(
+        self, table: str, seq_column: str, window: InputWindow, since: int, *, is_row_enough: bool
+    ) -> set[int]:
+        """The days of a table's rows past a seq. Looked up here, which is quicker than asking Spark."""
+        files = self.lake.files(
+            table,
+            lambda file: (
+                file.may_hold(seq_column, since + 1, self.until)
+                and (not window.types or any(file.may_hold("type", kind, kind) for kind in window.types))
+            ),
+        )
+        found: set[int] = set()
+        condition = (pc.field(seq_column) > since) & (pc.field(seq_column) <= self.until)
+        if window.types:
+            condition &= pc.field("type").isin(list(window.types))
+        with translate_read_errors(self.lake.folder(table)):
+            if not files:
+                return found
+            rows = self.lake.dataset(table, files)
+            for batch in rows.to_batches(columns=[window.at], filter=condition):
+                if batch.num_rows and is_row_enough:
+                    return {0}
+                found |= set(np.unique(_day_numbers(batch.column(0))).tolist())
+        return found
+
+    def _lapsed(self, job: Job, context: JobContext, made_at: str) -> set[int]:
+        """The days that rows have left, or begun to leave, since the last run because their time was over."""
+        if job.partitioning is None or job.partitioning.lifetime_days is None or not made_at:
+            return set()
+        lifetime = timedelta(days=job.partitioning.lifetime_days(context))
+        low, high = (_day_of(moment - lifetime, 0) for moment in (datetime.fromisoformat(made_at), self.as_of))
+        found: set[int] = set()
+        for output in job.writes:
+            for file in self.lake.files(output.table):
+                first = _day_of(file.minimum.get("date"), low)
+                last = _day_of(file.maximum.get("date"), high)
+                found |= set(range(max(first, low), min(last, high) + 1))
+        return found
+
+
+def _recipe(job: Job, context: JobContext) -> str:
+    """Stands for all that decides about every row alike."""
+    parts = [
+        sorted((name, repr(value)) for name, value in context.settings.items()),
+        [(output.table, output.schema) for output in job.writes],
+        None if job.partitioning is None else job.partitioning.seq_column or "date",
+    ]
+    return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+
+
+def _day_numbers(values: pa.Array) -> np.ndarray[Any, Any]:
+    """The days that timestamps or dates lie in; nulls are left out."""
+    known = values.drop_null()
+    if pa.types.is_date(known.type):
+        days: np.ndarray[Any, Any] = pc.cast(pc.cast(known, pa.date32()), pa.int32()).to_numpy(zero_copy_only=False)
+        return days.astype(np.int64)
+    micros: np.ndarray[Any, Any] = pc.cast(pc.cast(known, pa.timestamp("us", "UTC")), pa.int64()).to_numpy(
+        zero_copy_only=False
+    )
+    found: np.ndarray[Any, Any] = np.floor_divide(micros, _DAY_US)
+    return found
+
+
+def _date_of(day: int) -> date:
+    return _EPOCH + timedelta(days=day)
+
+
+def _day_of(value: Any, otherwise: int) -> int:
+    """The day of a time, a date, or a date in ISO 8601; ``otherwise`` if there is none."""
+    if value is None:
+        return otherwise
+    if isinstance(value, datetime):
+        return (
+            value.replace(tzinfo=UTC) if value.tzinfo is None else value.astimezone(UTC)
+        ).toordinal() - _EPOCH.toordinal()
+    return (value if isinstance(value, date) else date.fromisoformat(str(value))).toordinal() - _EPOCH.toordinal()
