@@ -26,7 +26,7 @@ from .schemas import CORE_TABLES, arrow_schema
 from .session import Progress, ProgressStep, first_line, session_for_little
 from .settings import PipelineSettings
 from .status import JobState, JobStates
-from .table_files import DataFile
+from .table_files import Choice, DataFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -234,8 +234,7 @@ class GoldJobs:
         own = {output.table for output in job.writes}
         tables: dict[str, DataFrame] = {}
         for table, wanted in files.items():
-            chosen = {file.name for file in wanted}
-            frame = self.lake.read(spark, table, lambda file, names=chosen: file.name in names, schemas.get(table))
+            frame = self.lake.read(spark, table, _among(wanted), schemas.get(table))
             if not wanted:
                 frame = frame.limit(
                     0
@@ -335,6 +334,11 @@ def _before(job: Job, earlier: Sequence[Job]) -> set[str]:
         for each in earlier
         if not reads.isdisjoint(output.table for output in each.writes) or not writes.isdisjoint(each.reads)
     }
+
+
+def _among(files: Iterable[DataFile]) -> Choice:
+    names = {file.name for file in files}
+    return lambda file: file.name in names
 
 
 def _own(event: Event) -> Event:

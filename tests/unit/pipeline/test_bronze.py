@@ -7,8 +7,8 @@ import itertools
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import pyarrow as pa  # type: ignore[import-untyped]
 import msgspec
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from tests.spark_session import TEST_SETTINGS
