@@ -4,21 +4,28 @@
 #   make PYTHON=python3.12 test     another interpreter, when .venv is made
 #   make PYTEST_ARGS="-k journal" test
 #   make PYTEST_PROCESSES=4 test    tests in four processes instead of three
+#   make RUN_ARGS="--port 9000" run
 
 PYTHON ?= python3
 PYTEST_ARGS ?=
 PYTEST_PROCESSES ?= 3
 BENCH_ARGS ?=
+RUN_ARGS ?=
 
 VENV := .venv
 BIN := $(VENV)/bin
 PIP = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-check
+INSTALL = $(BIN)/python tools/install.py
 STAMP := $(VENV)/.stamp-dev
+SERVER_STAMP := $(VENV)/.stamp-server
+PIPELINE_STAMP := $(VENV)/.stamp-pipeline
 BENCH_STAMP := $(VENV)/.stamp-bench
 NODE_STAMP := $(VENV)/.stamp-node
 DOCS_VENV := $(VENV)/docs
 DOCS_STAMP := $(DOCS_VENV)/.stamp
 COMPILED := src/tidings/log/_line_codec.pyx src/tidings/log/embedded/_index_keys.pyx
+PACKAGE := pyproject.toml hatch_build.py $(COMPILED)
+SELF = $(MAKE) --no-print-directory
 
 # Configurations of the person at the keyboard must not reach into .venv; without bytecode every process that a test starts
 # would compile all that it imports.
@@ -26,10 +33,10 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check docs clean distclean
+.PHONY: help setup run pipeline-setup test lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check docs clean distclean
 
 help:
-	@echo "make run          set up, then run a node with demo events, tokens and a pipeline pass until Ctrl-C; again: goes on"
+	@echo "make run          a node with demo events and tokens until Ctrl-C; beside it Spark is set up and the pipeline runs; again: goes on"
 	@echo "make test         set up, lint, test, check docs/conformance.md"
 	@echo "make lint         ruff, mypy, import contracts"
 	@echo "make fmt          format and fix what ruff can fix"
@@ -42,23 +49,31 @@ help:
 
 setup: $(STAMP)
 
-# The stamp is touched last: an interrupted set-up is taken up again by the next make.
-$(STAMP): requirements/dev.txt pyproject.toml hatch_build.py $(COMPILED)
+$(BIN)/python:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "set-up: $(VENV)"
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@# All versions are pinned, so nothing is resolved, and parts are installed side by side: Spark, which comes as source and
-	@# takes long to pack, one half and the other half of the rest, and this package.
-	@parts=; failed=; for part in '/^pyspark==/' '!/^pyspark==/ && NR % 2' '!/^pyspark==/ && !(NR % 2)'; do \
-			awk "$$part" requirements/dev.txt | $(PIP) --no-deps -r /dev/stdin & parts="$$parts $$!"; \
-		done; \
-		$(PIP) --no-deps -e . || failed=1; \
-		for part in $$parts; do wait $$part || failed=1; done; test -z "$$failed"
+	@$(PYTHON) -m venv $(VENV)
+
+# A stamp is touched last: an interrupted set-up is taken up again by the next make. What the tests need has all the rest in it.
+$(STAMP): requirements/dev.txt $(PACKAGE) | $(BIN)/python
+	@$(INSTALL) "everything" requirements/dev.txt --package
+	@touch $(SERVER_STAMP) $(PIPELINE_STAMP) $@
+
+$(SERVER_STAMP): requirements/server.txt $(PACKAGE) | $(BIN)/python
+	@$(INSTALL) "the node" requirements/server.txt --package
 	@touch $@
 
-run: $(STAMP)
-	$(BIN)/tidings demo --workspace ./demo-workspace --pipeline
+$(PIPELINE_STAMP): requirements/pipeline.txt $(SERVER_STAMP)
+	@$(INSTALL) "the pipeline" requirements/pipeline.txt --lines
+	@touch $@
+
+pipeline-setup: $(PIPELINE_STAMP)
+	@:
+
+# The node is up long before Spark is: the demo has that installed beside the node, when it serves.
+run: $(SERVER_STAMP)
+	@$(BIN)/tidings demo --workspace ./demo-workspace --pipeline --pipeline-setup "$(SELF) pipeline-setup" $(RUN_ARGS)
 
 # What takes one core only goes side by side: mypy, and finding the tests, which leaves bytecode for the processes that run them.
 test: $(STAMP)

@@ -3,7 +3,8 @@
 
 The node serves until it is told to stop. A thermometer and a household publish, two groups handle their events, errands can be synced, and
 tokens are ready to use (``dev_keys``).
-``--pipeline`` runs the pipeline once, in a process of its own beside the node, with a lower priority, and ends with the node.
+``--pipeline`` runs the pipeline once, in a process of its own beside the node, with a lower priority, and ends with the node; first it
+may have its packages installed (``--pipeline-setup``), which can take longer than anything else.
 
 ``--once`` publishes some hundred events to two topics, follows them live, retries one to show that it is stored once, and ends with the
 numbers and with commands to try. Running either again continues the same log.
@@ -18,6 +19,7 @@ import importlib.util
 import logging
 import os
 import random
+import shlex
 import signal
 import socket
 import sys
@@ -43,7 +45,7 @@ from tidings.log.record import Record
 from . import pasting
 from .dev_keys import dev_secret, write_token
 from .log import gather_stats, show_stats
-from .output import Output, plain
+from .output import Output, UsageProblem, plain
 from .serve import run_node
 from .session import Session, command
 
@@ -85,6 +87,14 @@ def demo(
     has_pipeline: Annotated[
         bool, typer.Option("--pipeline", help="Run the pipeline over it once, beside the node, and write its report.")
     ] = False,
+    pipeline_setup: Annotated[
+        str | None,
+        typer.Option(
+            "--pipeline-setup",
+            metavar="COMMAND",
+            help="With --pipeline: what installs its packages, run beside the node first.",
+        ),
+    ] = None,
 ) -> Coroutine[Any, Any, None] | None:
     """
     Run a node on this machine with demo events in the topics `demo` and `household`, two groups, and tokens ready.
@@ -93,7 +103,9 @@ def demo(
     """
     if is_once:
         return _once(session, count)
-    _serve(session, count, port, has_pipeline=has_pipeline)
+    if pipeline_setup is not None and not has_pipeline:
+        raise UsageProblem("--pipeline-setup is for --pipeline")
+    _serve(session, count, port, has_pipeline=has_pipeline, pipeline_setup=pipeline_setup)
     return None
 
 
@@ -231,7 +243,7 @@ _CATCH_UP_S: Final = 10.0
 _TOO_HOT: Final = 24.0
 
 
-def _serve(session: Session, count: int, port: int | None, *, has_pipeline: bool) -> None:
+def _serve(session: Session, count: int, port: int | None, *, has_pipeline: bool, pipeline_setup: str | None) -> None:
     """Run the demo's node until it is signalled."""
     importlib.import_module("tidings.server.node")  # where the extra `server` is missing, before anything is written
     settings = _settings(session, port)
@@ -243,7 +255,7 @@ def _serve(session: Session, count: int, port: int | None, *, has_pipeline: bool
         _show_start(session, node)
         async with asyncio.TaskGroup() as tasks:
             if has_pipeline:
-                tasks.create_task(_run_pipeline(session))
+                tasks.create_task(_run_pipeline(session, pipeline_setup))
             await publish_readings(node)
 
     async def publish_readings(node: Node) -> None:
@@ -406,10 +418,21 @@ _NICENESS: Final = 10
 _END_S_MAX: Final = 5.0
 
 
-async def _run_pipeline(session: Session) -> None:
+async def _run_pipeline(session: Session, setup: str | None) -> None:
     """Bring the tables up to the log, write the report, and say where it is; or say in a line why not."""
     out, workspace = session.out, session.workspace
-    if any(importlib.util.find_spec(name) is None for name in _PIPELINE_PACKAGES):
+    if setup is not None:
+        if not out.is_json and not _has_pipeline():
+            out.text(
+                "Spark and the rest of the pipeline are being installed beside the node; that can take some minutes."
+            )
+            out.flush()
+        code, said = await _run_beside(*shlex.split(setup), is_shown=not out.is_json)
+        if code:
+            out.note(f"the pipeline does not run: its set-up ended with exit code {code}{said}; the node keeps running")
+            return
+        importlib.invalidate_caches()
+    if not _has_pipeline():
         out.note("the pipeline does not run: its packages are not installed (pip install 'tidings[pipeline]')")
         return
     if not out.is_json:
@@ -418,7 +441,8 @@ async def _run_pipeline(session: Session) -> None:
     where = ("--workspace", str(workspace))
     page = workspace / _REPORT
     for words in (("run", "--once", *where), ("report", "--output", str(page), *where)):
-        code, said = await _run_tool("pipeline", *words, is_shown=not out.is_json)
+        command = (sys.executable, "-m", "tidings.cli", "pipeline", *words)
+        code, said = await _run_beside(*command, is_shown=not out.is_json)
         if code:
             out.note(f"the pipeline ended early (exit code {code}){said}; the node keeps running")
             return
@@ -435,12 +459,16 @@ def _again(workspace: Path) -> str:
     return f"{tool} pipeline run {where} && {tool} pipeline report -o {pasting.shown(workspace / _REPORT)} {where}"
 
 
-async def _run_tool(*args: str, is_shown: bool) -> tuple[int, str]:
-    """Run a command of the tool to its end; its exit code, and what it said if nobody saw it."""
+def _has_pipeline() -> bool:
+    return all(importlib.util.find_spec(name) is not None for name in _PIPELINE_PACKAGES)
+
+
+async def _run_beside(*command: str, is_shown: bool) -> tuple[int, str]:
+    """Run a command to its end; its exit code, and what it said if nobody saw it."""
     nowhere = asyncio.subprocess.DEVNULL
     # A session of its own: Ctrl-C is for the node, which ends this in turn. Its bars reach the terminal all the same.
     process = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "tidings.cli", *args),
+        *command,
         stdin=nowhere,
         stdout=None if is_shown else nowhere,
         stderr=None if is_shown else asyncio.subprocess.PIPE,
