@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -16,7 +18,9 @@ import pytest
 
 from tests.integration.cli.support import Process, invoke, run, started
 from tidings.bus.events import Ack, ReceivedEvent
+from tidings.cli.demo import PORT
 from tidings.client.groups import RemoteBus
+from tidings.server.address import read_address
 
 COUNT = 40
 
@@ -126,3 +130,32 @@ def test_a_program_can_join_in(tmp_path: Path) -> None:
     assert count >= COUNT * 4 // 5
     assert listed.returncode == 0
     assert b"my-group" in listed.stdout
+
+
+@pytest.mark.slow
+def test_a_taken_port_and_a_failed_set_up_are_said_and_the_node_serves_on(tmp_path: Path) -> None:
+    """The node takes another port and says so; what was to install the pipeline fails beside it, and that is one line."""
+    setup = "sh -c 'echo installing; exit 3'"
+    with socket.socket() as taken:
+        with contextlib.suppress(OSError):  # another process has it already
+            taken.bind(("127.0.0.1", PORT))
+            taken.listen()
+        with started("demo", "--count", 5, "-w", tmp_path, "--pipeline", "--pipeline-setup", setup) as process:
+            screen = [process.line()]
+            while screen[-1] != "installing":
+                screen.append(process.line())
+            assert process.process.stderr is not None
+            said = ""
+            while "exit code" not in said:
+                said += process.process.stderr.readline().decode()
+            address = read_address(tmp_path)
+            assert address is not None
+            ready = httpx.get(f"{address.url}/readyz")
+            process.process.send_signal(signal.SIGTERM)
+            assert process.exit_code() == 0
+
+    assert f"port {PORT} is taken by another process" in said
+    assert not address.url.endswith(f":{PORT}")
+    assert "its set-up ended with exit code 3; the node keeps running" in said
+    assert "Traceback" not in said
+    assert ready.status_code == 200

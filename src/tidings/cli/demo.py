@@ -220,9 +220,9 @@ class _LiveView:
 def _suggest(session: Session) -> None:
     tool, where = pasting.tool(), f"-w {pasting.shown(session.workspace)}"
     session.out.text("")
-    session.out.text("Try next:")
+    session.out.text("Try next; the first one has more to show when the demo runs again in another window:")
     for line in (
-        f"{tool} log tail {where}                      # then run the demo again in another window",
+        f"{tool} log tail {where}",
         f"{tool} log read demo --last 5 {where}",
         f"{tool} log read --partition errands/alice {where} --json",
         f"{tool} topic show demo {where}",
@@ -303,6 +303,8 @@ def _is_free(port: int) -> bool:
 
 async def _subscribe(node: Node) -> None:
     """Two groups: one notes errands, one checks readings and gives up on those that cannot be true."""
+    # That it does is what is to be shown, by `dlq list`; a screen full of tracebacks would look like a demo that is broken.
+    logging.getLogger("tidings.bus.failures").setLevel(logging.CRITICAL)
 
     async def note(event: ReceivedEvent) -> Ack:
         return Ack()
@@ -349,6 +351,9 @@ def _show_start(session: Session, node: Node) -> None:
     groups = [(each.topic, each.group, node.bus.lag(each.topic, each.group)) for each in node.bus.get_subscriptions()]
     out.table("Groups", ("topic", "group", "lag>"), groups)
     out.text(f"The node serves {url}, which is also its page. Ctrl-C stops it; another run continues the same log.")
+    out.text(
+        "Some readings cannot be true, and the group `thermostat` gives them up: they are dead letters (`dlq list`)."
+    )
     out.text("")
     out.text("Try next, in another window, in this folder:")
     for line in _suggestions(url, session.workspace, admin, alice):
