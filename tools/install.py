@@ -36,9 +36,10 @@ def missing(requirements: Path) -> list[Requirement]:
 def is_installed(pin: Requirement) -> bool:
     """Whether a package is there, in its pinned version."""
     try:
-        return bool(pin.specifier.contains(importlib.metadata.version(pin.name)))
+        found = importlib.metadata.version(pin.name)
     except importlib.metadata.PackageNotFoundError:
         return False
+    return bool(found and pin.specifier.contains(found))  # of one that is just being written it is None
 
 
 class Part:
