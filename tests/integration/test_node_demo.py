@@ -8,8 +8,6 @@ import signal
 import socket
 import stat
 import subprocess
-import sys
-import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -80,18 +78,15 @@ def test_secret_and_tokens_are_their_owners_alone(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_the_sync_client_on_the_screen_works_as_it_stands(tmp_path: Path) -> None:
-    """Copied from the screen and run twice: each time an errand is committed, and the second run sees both."""
+    """Pasted from the screen into a shell, twice: each time an errand is committed, and the second run sees both."""
     workspace = tmp_path / "demo"
     with started("demo", "--count", COUNT, "--port", 0, "-w", workspace) as process:
         screen: list[str] = []
-        while [line.strip() for line in screen].count("END") < 2:
+        while screen.count("END") < 2:
             screen.append(process.line())
-        programs = textwrap.dedent("".join(f"{line.rstrip()}\n" for line in screen)).split("<<'END'\n")[1:]
-        program = textwrap.dedent(programs[-1].rpartition("END")[0])
-        runs = [
-            subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
-            for _ in range(2)
-        ]
+        start = max(number for number, line in enumerate(screen) if line.endswith("<<'END'"))
+        pasted = "\n".join(screen[start:])
+        runs = [subprocess.run(["sh", "-c", pasted], capture_output=True, text=True, timeout=60) for _ in range(2)]
         process.process.send_signal(signal.SIGTERM)
         assert process.exit_code() == 0
 

@@ -25,7 +25,7 @@ def test_what_is_printed_can_be_pasted_and_a_second_start_goes_on(tmp_path: Path
     with started("serve", "--dev", "--port", 0, "-w", tmp_path) as process:
         while "log tail" not in "".join(screen):
             screen.append(process.line())
-        pasted = [line.strip() for line in screen if line.startswith("  ")]
+        pasted = screen[screen.index("Paste into another window, in this folder:") + 2 :]
         answers = subprocess.run(["sh", "-ec", "\n".join(pasted[:-1])], capture_output=True, text=True, check=True)
         process.process.send_signal(signal.SIGTERM)
         assert process.exit_code() == 0

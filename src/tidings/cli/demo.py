@@ -228,7 +228,7 @@ def _suggest(session: Session) -> None:
         f"{tool} topic show demo {where}",
         f"{tool} log verify {where}",
     ):
-        session.out.text(f"  {line}")
+        session.out.text(line)
 
 
 logger = logging.getLogger(__name__)
@@ -356,8 +356,9 @@ def _show_start(session: Session, node: Node) -> None:
     )
     out.text("")
     out.text("Try next, in another window, in this folder:")
-    for line in _suggestions(url, session.workspace, admin, alice):
-        out.text(f"  {line}".rstrip())
+    out.text("")
+    for line in _suggestions(url, session.workspace, admin, alice):  # not indented: a program must not be
+        out.text(line)
     out.flush()
 
 
@@ -376,7 +377,7 @@ def _suggestions(url: str, workspace: Path, admin: Path, alice: Path) -> list[st
         "",
         f"curl -s {url}/readyz",
         *curls,
-        f'curl -s {url}/v1/dead-letters?topic=demo -H "Authorization: Bearer $TIDINGS_TOKEN"',
+        f"curl -s '{url}/v1/dead-letters?topic=demo' -H \"Authorization: Bearer $TIDINGS_TOKEN\"",
         f"{tool} log tail {where}",
         f"{tool} group list {where}",
         f"{tool} dlq list demo {where}",

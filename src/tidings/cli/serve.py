@@ -181,8 +181,9 @@ def _show_dev(session: Session, url: str, token_file: Path) -> None:
     )
     session.out.text("")
     session.out.text("Paste into another window, in this folder:")
+    session.out.text("")
     for line in (*lines, f"{pasting.tool()} log tail{workspace}"):
-        session.out.text(f"  {line}")
+        session.out.text(line)
     session.out.flush()
 
 

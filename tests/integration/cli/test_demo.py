@@ -21,7 +21,7 @@ def test_the_demo_publishes_follows_and_ends(tmp_path: Path) -> None:
     assert "published 300 events, followed 300 of them live" in done.stdout
     assert "duplicate of seq 299" in done.stdout
     assert "300 in 2 topics" in done.stdout
-    assert f"tidings log tail -w {tmp_path}" in done.stdout
+    assert f" log tail -w {tmp_path}" in done.stdout
     assert invoke("log", "verify", "--ids", "-w", tmp_path).exit_code == 0
 
 
