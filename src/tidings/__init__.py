@@ -103,9 +103,10 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("tidings"):
             raise
-        extra = module.split(".")[1]
+        from tidings.core.installing import install_line
+
         raise ImportError(
-            f"tidings.{name} needs the package {error.name}: pip install 'tidings[{extra}]'", name=error.name
+            f"tidings.{name} needs the package {error.name}: {install_line(module.split('.')[1])}", name=error.name
         ) from error
     globals()[name] = found
     return found

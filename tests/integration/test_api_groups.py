@@ -289,4 +289,4 @@ async def test_a_parameter_that_a_request_does_not_have_is_refused(tmp_path: Pat
 
     assert [(each.status_code, each.json()["code"]) for each in answers] == [(400, "api.invalid_request")] * 4
     assert (dry.status_code, dry.json()["carried_out"]) == (200, False)
-    assert all("query.dry" in each.json()["detail"] for each in answers)
+    assert all("dry" in each.json()["detail"] for each in answers)

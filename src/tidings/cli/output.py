@@ -32,6 +32,7 @@ from rich.text import Text
 
 from tidings.access.errors import NodeRefused
 from tidings.core.errors import SettingsError, TidingsError
+from tidings.core.installing import install_line
 from tidings.log.encryption import KeyFileBusy, KeyFileError, SealBroken
 from tidings.log.errors import CorruptLog, LogFenced, StorageFull, WorkspaceBusy, WorkspaceError
 from tidings.log.record import Record
@@ -92,10 +93,10 @@ class ExtraMissing(TidingsError):
 
     def __init__(self, package: str, extra: str) -> None:
         super().__init__(package, extra)
-        self.hint = f"pip install 'tidings[{extra}]'"
+        self.hint = install_line(extra)
 
 
-_EXTRAS: Final = {
+EXTRAS: Final = {
     **dict.fromkeys(
         ("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn"), "server"
     ),
@@ -106,10 +107,13 @@ _EXTRAS: Final = {
 }
 
 
+"""The packages that come with each extra."""
+
+
 def from_missing_module(error: ModuleNotFoundError) -> TidingsError | None:
     """A package that could not be imported as what to install; ``None`` if it is none of the extras'."""
     package = (error.name or "").partition(".")[0]
-    return ExtraMissing(package, _EXTRAS[package]) if package in _EXTRAS else None
+    return ExtraMissing(package, EXTRAS[package]) if package in EXTRAS else None
 
 
 # The first match counts, so a class comes before its base classes.
@@ -134,6 +138,11 @@ def exit_code_of(error: TidingsError) -> ExitCode:
     met = type(error)
     if isinstance(error, NodeRefused):  # as if the error had been met here
         met = next((kind for kind in all_errors() if kind.code == error.error_code), met)
+    return exit_code_of_kind(met)
+
+
+def exit_code_of_kind(met: type[TidingsError]) -> ExitCode:
+    """The exit code that errors of a class end the tool with."""
     return next((code for kind, code in _CODES if issubclass(met, kind)), ExitCode.PROBLEM)
 
 

@@ -48,6 +48,9 @@ _MODULES: Final = {
     "serve": ("serve", "app"),
     "work": ("work", "app"),
     "demo": ("demo", "app"),
+    "doctor": ("doctor", "app"),
+    "bench": ("bench", "app"),
+    "errors": ("error_codes", "app"),
 }
 """For each noun, and each verb without one, the module and the app that has its commands; loaded when it is asked for."""
 

@@ -19,6 +19,7 @@ from typing import Final
 from tidings.access.audit import Audit, audited_drops
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import SettingsError, TidingsError
+from tidings.core.installing import install_line
 from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
 from tidings.log.retention import RecordHolders, RetentionPlan, plan_retention
@@ -39,7 +40,7 @@ def with_lake(log: Log, path: str | None, *, clock: Clock, encryptor: Encryptor 
         return log
     missing = [name for name in _NEEDED if importlib.util.find_spec(name) is None]
     if missing:
-        raise SettingsError("server.lake_path", f"needs {', '.join(missing)}: pip install 'tidings[pipeline]'")
+        raise SettingsError("server.lake_path", f"needs {', '.join(missing)}", install_line("pipeline"))
     # Only here: a node without a lake must not pay for loading all that.
     from tidings.pipeline.lake import Lake
     from tidings.pipeline.serving import ArchivedLog, LakeArchive

@@ -71,6 +71,6 @@ def test_what_needs_an_extra_says_which(tmp_path: Path) -> None:
     assert appended[0] == 0
     for (words, extra), (code, stderr, exception) in zip(extras.items(), done, strict=True):
         assert code == 2, (words, stderr, exception)
-        assert f"tidings[{extra}]" in stderr, words
+        assert f"[{extra}]'" in stderr, words
         assert "Traceback" not in stderr
     assert not (tmp_path / "new").exists()
