@@ -38,6 +38,7 @@ from tidings.bus.errors import SubscriptionExists
 from tidings.bus.events import Ack, ReceivedEvent
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
+from tidings.core.installing import install_line
 from tidings.log.interface import Appended, Log, Query
 from tidings.log.reading import tail
 from tidings.log.record import Record
@@ -439,7 +440,7 @@ async def _run_pipeline(session: Session, setup: str | None) -> None:
             return
         importlib.invalidate_caches()
     if not _has_pipeline():
-        out.note("the pipeline does not run: its packages are not installed (pip install 'tidings[pipeline]')")
+        out.note(f"the pipeline does not run: its packages are not installed; {install_line('pipeline')}")
         return
     if not out.is_json:
         out.text("The pipeline runs once over these events, beside the node; the address of its report follows.")
