@@ -334,6 +334,11 @@ class Connection(abc.ABC, Generic[WorkT]):
         self._queue.append(request)
         self._start_working()
 
+    def take_too(self, fits: Callable[[WorkT], bool]) -> WorkT | None:
+        """From within ``work``: the request that comes next, if it fits those that are being worked on; then it is one of them."""
+        queue = self._queue
+        return queue.popleft() if queue and len(queue) > self._starting and fits(queue[0]) else None
+
     @property
     def queued(self) -> int:
         """How many requests wait."""

@@ -7,6 +7,7 @@ before a record is shown: rights are those after the last access record that was
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Final
@@ -29,7 +30,7 @@ from .errors import HistoryPruned
 from .hub import Hub
 from .paging import Archive, Pages
 from .profiles import Profiles
-from .requests import Admit, Close, Effect, PagePlan, ReadPage, Scope, SendFrame, SessionState, Submit
+from .requests import Admit, Close, Effect, PagePlan, ReadPage, Scope, SendFrame, SessionState, Submit, SubmitRequest
 from .rights import ClientRights
 from .session import ClientLoad, SyncSession
 from .settings import SyncSettings
@@ -164,16 +165,42 @@ class SyncConnection(Connection[Admit | Submit | ReadPage]):
         self.carry_out(effects)
 
     async def _submit(self, work: Submit) -> None:
-        service, session, request = self._service, self.session, work.request
+        service, session = self._service, self.session
+        requests = self._with_what_waits(work.request)
         try:
-            answers = await service.submitter.submit(session, request.items, self)
+            answers = iter(
+                await service.submitter.submit(session, [item for each in requests for item in each.items], self)
+            )
         except StorageFull as error:
-            self.carry_out(session.refuse_batch(request, error.public_text, service.now_ms()))
+            for each in requests:
+                self.carry_out(session.refuse_batch(each, error.public_text, service.now_ms()))
             return
         finally:
-            session.release(request)
+            for each in requests:
+                session.release(each)
             service.relieved(self)
-        self.carry_out(session.submitted(request, answers, service.now_ms()))
+        now_ms, effects = service.now_ms(), list[Effect]()
+        for each in requests:
+            effects += session.submitted(each, list(itertools.islice(answers, len(each.items))), now_ms)
+        self.carry_out(effects)
+
+    def _with_what_waits(self, first: SubmitRequest) -> list[SubmitRequest]:
+        """Also the submits that wait behind this one, where items are judged each by itself: together they take one sync of the disk."""
+        requests, session = [first], self.session
+        if not session.judges_each_item:
+            return requests
+        ids, count_max = {item.id for item in first.items}, session.settings.batch_items_max
+
+        def fits(work: Admit | Submit | ReadPage) -> bool:
+            if not isinstance(work, Submit):
+                return False
+            items = work.request.items
+            return len(ids) + len(items) <= count_max and ids.isdisjoint(item.id for item in items)
+
+        while isinstance(work := self.take_too(fits), Submit):
+            requests.append(work.request)
+            ids.update(item.id for item in work.request.items)
+        return requests
 
     async def _read_page(self, work: ReadPage) -> None:
         service, session, request = self._service, self.session, work.request

@@ -258,6 +258,11 @@ class SyncSession:
         self.load.drafts += len(items)
         return [Submit(request)]
 
+    @property
+    def judges_each_item(self) -> bool:
+        """Whether what becomes of an item does not depend on those before it, unless they have its id."""
+        return self.profile == "canonical" and not self._spoken.stops_at_rejection
+
     def release(self, request: SubmitRequest) -> None:
         """A batch is not under way any more, whatever became of it."""
         self.load.drafts -= len(request.items)

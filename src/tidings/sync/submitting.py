@@ -74,20 +74,20 @@ class Submitter:
         assert session.dialect is not None
         batch = _Batch(items, session.dialect, session.client_id, origin, self._clock.now_ns())
         # Rights are checked when the batch is processed, not when it began to wait: they may be gone by then.
-        if session.dialect.stops_at_rejection:
+        if session.judges_each_item:
+            session.authorise(items)
+            await self._judge_canonical(batch)
+            await self._store(session, batch)
+        elif session.dialect.stops_at_rejection:
             found = await self._pages.find(item.id for item in items if item.id)
             session.authorise(items)
             self._judge_in_order(batch, found)
             await self._store(session, batch)
-        elif session.profile == "compatibility":
+        else:
             async with self._tree_locks.of(name for item in items for name in item.partitions):
                 found = await self._pages.find(item.id for item in items)
                 session.authorise(items)
                 await self._submit_trees(session, batch, found)
-        else:
-            session.authorise(items)
-            await self._judge_canonical(batch)
-            await self._store(session, batch)
         answers = batch.all_answers()
         committed = sum(isinstance(answer, CommittedAnswer) for answer in answers)
         self.committed_count += committed

@@ -45,9 +45,11 @@ class TroubledLog(MemoryLog):
         self.trouble: Exception | None = None
         self.held_up = 0
         """How many batches wait to be committed."""
+        self.batch_sizes: list[int] = []
 
     async def append_many(self, events: Sequence[Event], *, authorise: Authorise | None = None) -> list[Verdict]:
         self.held_up += 1
+        self.batch_sizes.append(len(events))
         await self.may_commit.wait()
         self.held_up -= 1
         if self.trouble is not None:

@@ -93,6 +93,32 @@ async def test_nothing_is_said_before_the_events_are_durable() -> None:
     await log.close()
 
 
+async def test_submits_that_came_together_share_a_commit() -> None:
+    """Each has a result of its own, in order; one that repeats an id of those before it waits for their commit, and is answered as a retry."""
+    clock = VirtualClock()
+    log = TroubledLog(clock)
+    async with open_world(SyncSettings(schemas={"note": {"required": ["n"]}}), log=log, clock=clock) as world:
+        client = await world.client()
+        for items in (["a"], ["b", "wrong", "c"], ["a"], ["d"]):
+            client.say(
+                "submit_events", {"events": [event(id_, data={} if id_ == "wrong" else {"n": 1}) for id_ in items]}
+            )
+        await world.settle()
+
+        answers = client.take()
+        assert types(answers) == ["submit_events_result"] * 4
+        found = [[(each["id"], each["status"]) for each in answer["payload"]["results"]] for answer in answers]
+        assert found == [
+            [("a", "committed")],
+            [("b", "committed"), ("wrong", "rejected"), ("c", "committed")],
+            [("a", "committed")],
+            [("d", "committed")],
+        ]
+        assert answers[2]["payload"]["results"] == answers[0]["payload"]["results"]
+        assert log.batch_sizes == [3, 2]
+    await log.close()
+
+
 @pytest.mark.req("S27", "SC13")
 async def test_a_retry_gets_the_first_id_and_time() -> None:
     """Sent again, by the same client or another, equal content is committed as it was; the count does not move."""
