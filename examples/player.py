@@ -3,22 +3,9 @@
 import asyncio
 
 from tidings.happenings.variants import CustodyReleased, CustodyStateReported, CustodyTaken
-from tidings.ledger import (
-    Assignment,
-    Correction,
-    HealthStatus,
-    Ledger,
-    Manifest,
-    Plugin,
-    open_ledger,
-    parse_catalogue,
-)
+from tidings.ledger import Assignment, Correction, HealthStatus, Ledger, Manifest, Plugin, open_ledger, parse_catalogue
 
-CATALOGUE = parse_catalogue("""
-schema_version = 1
-[[subjects]]
-name = "track"
-""")
+CATALOGUE = parse_catalogue('schema_version = 1\n[[subjects]]\nname = "track"')
 
 
 class Player:

@@ -66,42 +66,6 @@ def test_every_program_of_a_page_runs_twice(page: Path, tmp_path: Path, monkeypa
             run_program(program, f"{id_of(page)}[{at}]")
 
 
-SAID: Final = {
-    "quickstart.py": ["billed order 1: 12.50"],
-    "safe_retry.py": ["the second is a duplicate: True", "both answers name seq 1: True"],
-    "follow.py": ["seen 1", "seen 2", "seen 3"],
-    "shared_list.py": [
-        "offline, ana sees ['bread', 'milk'] and ben sees ['eggs', 'salt']",
-        "bread is committed: True",
-        "no salt is rejected: True and kept: 1",
-        "together, both see ['bread', 'eggs', 'milk'] alike: True",
-    ],
-    "player.py": [
-        "the track is new",
-        "it is healthy",
-        "playback on audio.playback",
-        "it is healthy",
-        "over",
-        "it stopped at 1:30",
-    ],
-    "follow_events.py": ["['PLACED']", "['PAID']", "['SENT']"],
-    "sealed_space.py": ["with the key: nobody else reads this", "without it: log.sealed_payload"],
-}
-"""What each example prints in an empty folder."""
-
-
-@pytest.mark.parametrize("program", sorted((REPOSITORY / "examples").glob("*.py")), ids=lambda path: path.stem)
-def test_every_example_runs_twice(
-    program: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """In an empty folder it prints exactly what is expected; and it runs again in the same folder."""
-    monkeypatch.chdir(tmp_path)
-    run_program(program.read_text(encoding="utf-8"), program.name)
-
-    assert capsys.readouterr().out.splitlines() == SAID[program.name]
-    run_program(program.read_text(encoding="utf-8"), program.name)
-
-
 @pytest.mark.slow
 def test_the_shell_lines_of_the_readme_run_twice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """After its program, in the same folder; what sets up everything, never ends or starts Spark is looked at, not done."""

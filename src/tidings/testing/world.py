@@ -15,9 +15,10 @@ retries, delayed events and deadlines take no time, and every run takes the same
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Coroutine
 from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
@@ -114,6 +115,17 @@ class World:
         """
         for bus in self._running():
             await self.run(bus.drain(timeout_s))
+
+    def play(self, scenario: Coroutine[Any, Any, T]) -> T:
+        """For tests that are not ``async`` themselves: run a scenario in an event loop of its own, and close every bus at its end."""
+
+        async def whole() -> T:
+            try:
+                return await scenario
+            finally:
+                await self.close()
+
+        return asyncio.run(whole())
 
     async def until(self, condition: Callable[[], bool], seconds_max: float = 3600.0) -> None:
         """Let time pass until something holds; ``NeverFinished`` if it does not within so many seconds."""

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Final
@@ -21,7 +19,6 @@ from tidings.client.websocket import WebSocketConnector
 from tidings.sync.settings import SyncSettings
 from tidings.testing.node import RunningNode, node_settings, running_node
 
-EXAMPLE: Final = Path(__file__).parents[3] / "examples" / "shared_list.py"
 SECONDS_MAX: Final = 30
 
 
@@ -163,25 +160,3 @@ async def test_many_messages_pause_the_socket_and_all_arrive() -> None:
 
     assert got == [b"%d" % n for n in range(2000)]
     server.close()
-
-
-@pytest.mark.slow
-def test_the_example_does_what_it_says(tmp_path: Path) -> None:
-    """Two offline people edit one list and meet again; the program is short and says exactly this."""
-    done = subprocess.run(
-        [sys.executable, "-W", "error", str(EXAMPLE)],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.splitlines() == [
-        "offline, ana sees ['bread', 'milk'] and ben sees ['eggs', 'salt']",
-        "bread is committed: True",
-        "no salt is rejected: True and kept: 1",
-        "together, both see ['bread', 'eggs', 'milk'] alike: True",
-    ]
-    assert len(EXAMPLE.read_text(encoding="utf-8").splitlines()) < 80

@@ -1,0 +1,47 @@
+"""
+An HTTP application and its worker in one process: an order is on disk before it is answered, and billed also after a crash.
+
+    uvicorn web_app:app
+"""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from fastapi import FastAPI
+from pydantic import BaseModel
+
+from tidings import Bus
+
+bus = Bus("workspace")
+
+
+class Order(BaseModel):
+    number: int
+    cents: int
+
+
+@bus.subscriber("orders", group="billing", max_retries=5)
+async def bill(order: Order) -> None:
+    print(f"billed order {order.number}: {order.cents / 100:.2f}")
+
+
+@asynccontextmanager
+async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+    async with bus:
+        yield
+
+
+app = FastAPI(lifespan=lifespan)
+
+
+@app.post("/orders", status_code=202)
+async def place(order: Order) -> dict[str, str]:
+    stored = await bus.publish(
+        "orders", order, type="ORDER_PLACED", space="shared:shop", idem_key=f"order-{order.number}"
+    )
+    return {"event_id": stored.event_id}
+
+
+@app.get("/orders")
+async def orders() -> list[Order]:
+    return [Order.model_validate(event.payload) async for event in bus.replay("orders")]
