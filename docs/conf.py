@@ -20,7 +20,7 @@ from sphinx.transforms import SphinxTransform
 project = "Tidings"
 extensions = ["myst_parser"]
 root_doc = "docs/index"
-include_patterns = ["*.md", "docs/*.md", "docs/**/*.md"]
+include_patterns = ["*.md", "docs/*.md", "docs/**/*.md", "examples/*.md"]
 myst_heading_anchors = 6
 highlight_language = "text"
 

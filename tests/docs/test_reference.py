@@ -41,7 +41,7 @@ from tools.reference import PAGES as GENERATED
 REPOSITORY: Final = Path(__file__).parents[2]
 SOURCES: Final = REPOSITORY / "src" / "tidings"
 DOCS: Final = REPOSITORY / "docs"
-PAGES: Final = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md")])
+PAGES: Final = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md"), REPOSITORY / "examples/README.md"])
 PACKAGES: Final = sorted(path.parent.name for path in SOURCES.glob("*/__init__.py"))
 RECORDS: Final = sorted((DOCS / "adr").glob("*.md"))
 UNITS: Final = {
