@@ -12,7 +12,7 @@ a run costs what is new, however many memories there are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Final
 
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
@@ -157,8 +157,7 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
     One row a memory that was encoded, in the shape of ``gold.memories`` without ``is_new_text``.
 
     A text is the content's ``text``, or the content itself where it has none; it is cut at ``text_chars_max``, so that one
-    huge memory does not decide what a run costs. What a memory does not say is null; ``ts`` is when it occurred. Of several
-    with one id the first counts: the log forgets ids with what it drops, so one may come again with another text.
+    huge memory does not decide what a run costs. What a memory does not say is null; ``ts`` is when it occurred.
     """
     chars = setting(context, "text_chars_max", _TEXT_CHARS_MAX, above=0)
     words = F.coalesce(text("content.text"), text("content"), text("text"))
@@ -177,12 +176,10 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
             F.coalesce("is_sealed", F.lit(False)).alias("is_sealed"),
         )
         .where(F.col("ts").isNotNull())
-        .withColumn("_place", F.row_number().over(Window.partitionBy("space_id", "event_id").orderBy("seq")))
-        .where("_place = 1")
         .withColumn("_normal", normalised(F.col("text")))
         .withColumn("text_key", F.sha2(normal, 256))
         .withColumn("keys", _keys(normal))
-        .drop("_place", "_normal")
+        .drop("_normal")
     )
 
 
@@ -191,86 +188,80 @@ def _build_memories(tables: Mapping[str, DataFrame], context: JobContext) -> Map
     told, count, near = held(memories_told(events, context))
     if not count:
         old = old.limit(0)
-    ids = old.select("space_id", "event_id").join(
-        near(told.select("space_id", "event_id")), ["space_id", "event_id"], "left_semi"
+    old_keys = _by_key(old.withColumn("keys", F.when(F.col("is_new_text"), F.col("keys"))), "is_new_text")
+    met = old_keys.join(near(_by_key(told).select("token")), "token", "left_semi").localCheckpoint(eager=False)
+
+    def place(of: Column) -> Column:
+        return F.row_number().over(Window.partitionBy("space_id", of).orderBy("seq"))
+
+    # Of several with one id the first counts: the log forgets ids with what it drops, so one may come again with another text.
+    text_or_id = F.coalesce("text_key", "event_id")
+    new = (
+        told.withColumn("_is_old", F.lit(False))
+        .unionByName(met.drop("token", "is_new_text").withColumn("_is_old", F.lit(True)), allowMissingColumns=True)
+        .withColumn("_place", place(F.col("event_id")))
+        .where("_is_old or _place = 1")
+        .withColumn("is_new_text", F.col("text_key").isNotNull() & (place(text_or_id) == 1))
+        .where("not _is_old")
+        .select(*(part.split()[0] for part in _MEMORIES_SCHEMA.split(", ")))
+        .localCheckpoint(eager=False)
     )
-    new = told.join(near(ids), ["space_id", "event_id"], "left_anti")
-    first = new.where(F.col("text_key").isNotNull()).withColumn(
-        "_place", F.row_number().over(Window.partitionBy(*_TEXT).orderBy("seq"))
+    neighbours_max = setting(context, "neighbours_max", _NEIGHBOURS_MAX, above=0)
+    fresh = new.where("is_new_text")
+    pairs = near(_pairs(_by_key(fresh), met.where("is_new_text"), neighbours_max))
+    # Nearness in time and a common author may add a tenth.
+    is_enough = 0.45 * F.col("jaccard") + 0.45 * F.col("cosine") + 0.1 >= setting(
+        context, "score_min", SCORE_MIN, above=0
     )
-    seen = old.select(*_TEXT).join(near(told.select(*_TEXT)), list(_TEXT), "left_semi").distinct()
-    fresh = (
-        first.where("_place = 1").drop("_place").join(near(seen), list(_TEXT), "left_anti").localCheckpoint(eager=False)
-    )
-    is_fresh = near(fresh.select("seq", F.lit(True).alias("_is_fresh")))
-    marked = new.join(is_fresh, "seq", "left").withColumn("is_new_text", F.coalesce("_is_fresh", F.lit(False)))
-    alike = _alike(
-        fresh,
-        old.where("is_new_text"),
-        near,
-        score_min=setting(context, "score_min", SCORE_MIN, above=0),
-        neighbours_max=setting(context, "neighbours_max", _NEIGHBOURS_MAX, above=0),
+    said = ("text", "embedding")
+    one = fresh.select("seq", *_TEXT, F.struct(*said).alias("one")).join(pairs, list(_TEXT))
+    texts_ = fresh.select(*_TEXT, *said).unionByName(old.where("is_new_text").select(*_TEXT, *said))
+    both = texts_.select("space_id", F.col("text_key").alias("other_key"), F.struct(*said).alias("other"))
+    like = _likeness(
+        *(normalised(F.col(f"{side}.text")) for side in ("one", "other")), "one.embedding", "other.embedding"
     )
     return {
-        MEMORIES: marked.select(*(part.split()[0] for part in _MEMORIES_SCHEMA.split(", "))),
-        LIKENESSES: alike,
+        MEMORIES: new,
+        LIKENESSES: both.join(near(one), ["space_id", "other_key"])
+        .withColumn("_like", like)
+        .select("space_id", "seq", "text_key", "other_key", "_like.*")
+        .where(is_enough),
         EVIDENCE: evidence(events),
     }
 
 
-def _alike(
-    fresh: DataFrame,
-    old: DataFrame,
-    near: Callable[[DataFrame], DataFrame],
-    *,
-    score_min: float,
-    neighbours_max: int,
-) -> DataFrame:
+def _by_key(memories: DataFrame, *more: str) -> DataFrame:
+    """Each memory once for its id and once for each of its keys; ``token`` stands for one of these in a space."""
+    keys = F.concat(F.array(F.xxhash64("event_id")), F.coalesce("keys", F.array().cast("array<bigint>")))
+    each = memories.select(*_TEXT, "event_id", "seq", *more, F.explode(keys).alias("_key"))
+    return each.withColumn("token", F.xxhash64("space_id", "_key")).drop("_key")
+
+
+def _pairs(fresh: DataFrame, known: DataFrame, neighbours_max: int) -> DataFrame:
     """
-    The texts that may make a duplicate of an earlier one, each with that one.
+    The new texts, each with those before it that it is compared with.
 
     Args:
-        fresh: The new texts, each once.
-        old: The texts before them, each once.
-        near: How to have the few new ones meet the many old ones.
-        score_min: From this score on two memories are duplicates.
-        neighbours_max: With so many others, of those that share keys with it, a text is compared.
+        fresh: The new texts, by key.
+        known: The texts before them that share keys with them, by key.
+        neighbours_max: With so many others a text is compared: of each key the last, of those the likeliest.
     """
-    key = ("space_id", "key")
-    asked = fresh.select(*_TEXT, "seq", F.explode("keys").alias("key"), F.lit(True).alias("_is_fresh"))
-    known = old.select(*_TEXT, "seq", F.explode("keys").alias("key"), F.lit(False).alias("_is_fresh"))
-    earlier = Window.partitionBy(*key).orderBy("seq").rowsBetween(-neighbours_max, -1)
+    columns = (*_TEXT, "seq", "token")
+    earlier = Window.partitionBy("space_id", "token").orderBy("seq").rowsBetween(-neighbours_max, -1)
     likeliest = Window.partitionBy(*_TEXT).orderBy(F.desc("shared"), F.asc("other_key"))
-    pairs = (
-        known.join(near(asked.select(*key)), list(key), "left_semi")
-        .unionByName(asked)
+    return (
+        known.select(*columns, F.lit(False).alias("_is_fresh"))
+        .unionByName(fresh.select(*columns, F.lit(True).alias("_is_fresh")))
         .withColumn("others", F.collect_list("text_key").over(earlier))
         .where("_is_fresh")
         .select(*_TEXT, F.explode("others").alias("other_key"))
+        .repartition(*_TEXT)
         .groupBy(*_TEXT, "other_key")
         .agg(F.count("*").alias("shared"))
         .where(F.col("shared") >= _SHARED_MIN)
         .withColumn("_place", F.row_number().over(likeliest))
         .where(F.col("_place") <= neighbours_max)
         .select(*_TEXT, "other_key")
-    )
-    said = ("space_id", "text_key", normalised(F.col("text")).alias("normal"), "embedding")
-    one = fresh.select("seq", *said).join(near(pairs), list(_TEXT))
-    two = [each.select(*said).withColumnRenamed("text_key", "other_key") for each in (fresh, old)]
-    both = [
-        each.withColumnsRenamed({"normal": "other_normal", "embedding": "other_embedding"}).join(
-            near(one), ["space_id", "other_key"]
-        )
-        for each in two
-    ]
-    # Nearness in time and a common author may add a tenth.
-    is_enough = 0.45 * F.col("jaccard") + 0.45 * F.col("cosine") + 0.1 >= score_min
-    return (
-        both[0]
-        .unionByName(both[1])
-        .withColumn("_like", _likeness("normal", "other_normal", "embedding", "other_embedding"))
-        .select("space_id", "seq", "text_key", "other_key", "_like.*")
-        .where(is_enough)
     )
 
 

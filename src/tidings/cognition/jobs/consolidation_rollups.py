@@ -347,28 +347,33 @@ def _standing(kept: DataFrame, rollups: DataFrame, context: JobContext, tz: str)
 def _of_periods(kept: DataFrame, changed: DataFrame, tables: Mapping[str, DataFrame], context: JobContext) -> DataFrame:
     """The memories of the periods that changed, at most ``events_max`` a period: the most worth keeping."""
     worth = F.row_number().over(Window.partitionBy(*_PERIOD).orderBy(F.desc("score"), F.asc("event_id")))
-    key = ["space_id", "event_id"]
-    chosen = (
+    chosen, _, near = held(
         kept.join(changed, list(_PERIOD))
         .withColumn("_place", worth)
         .where(F.col("_place") <= setting(context, "events_max", _EVENTS_MAX, above=0))
+        .select(
+            *("space_id", "period", "event_id", "salience", "is_withheld", "basis", "ts"),
+            F.datediff("start", F.lit(_EPOCH_DAY)).alias("start_day"),
+        ),
+        few=_EVENTS_MAX * len(_TOKENS_MAX),
     )
-    times = (
-        tables[FEATURES]
-        .groupBy(*key)
-        .agg(F.min(F.struct("ts", "hod", "local_date")).alias("when"))
-        .select(*key, "when.hod", "when.local_date")
+    # What is known of them, looked up where it is stored.
+    key = ("space_id", "event_id")
+    when = F.struct("ts", "hod", "local_date").alias("when")
+    known = (
+        tables[MEMORIES].select(*key, "text").unionByName(tables[FEATURES].select(*key, when), allowMissingColumns=True)
     )
     return (
-        chosen.join(tables[MEMORIES].select(*key, "text"), key, "left")
-        .join(times, key, "left")
+        known.join(near(chosen), list(key))
+        .repartition("space_id", "period", "start_day")
+        .groupBy(*chosen.columns)
+        .agg(F.max("text").alias("text"), F.min("when").alias("when"))
         .select(
-            *("space_id", "period", "event_id", "salience", "is_withheld", "basis"),
-            F.datediff("start", F.lit(_EPOCH_DAY)).alias("start_day"),
+            *("space_id", "period", "start_day", "event_id", "salience", "is_withheld", "basis"),
             F.unix_micros("ts").alias("at_micros"),
             F.when(~F.col("is_withheld"), F.col("text")).alias("text"),
-            F.coalesce(F.floor("hod"), F.hour("ts")).cast("int").alias("hour"),
-            F.datediff(F.coalesce("local_date", F.to_date("ts")), F.lit(_EPOCH_DAY)).alias("local_day"),
+            F.coalesce(F.floor("when.hod"), F.hour("ts")).cast("int").alias("hour"),
+            F.datediff(F.coalesce("when.local_date", F.to_date("ts")), F.lit(_EPOCH_DAY)).alias("local_day"),
         )
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
 
@@ -133,6 +133,35 @@ def outcomes(events: DataFrame) -> DataFrame:
             F.col("event_id").alias("outcome_id"),
         )
         .where("y is not null and y between 0 and 1")
+    )
+
+
+def with_outcome(
+    asked: DataFrame, events: DataFrame, by: Sequence[str], window_s: float, is_meant: Column
+) -> DataFrame:
+    """
+    Each row of ``asked`` with the first outcome after it, in time and in the log, as ``found``; null where none is known.
+
+    Args:
+        asked: With ``space_id``, ``ts``, ``seq``, and ``keys``: the names its outcome may be found by.
+        events: ``silver.events``.
+        by: The columns that tell its rows apart.
+        window_s: How long after it an outcome counts.
+        is_meant: Which outcomes count, by columns of both.
+    """
+    came = outcomes(events).withColumnsRenamed({"space_id": "_space", "head": "outcome_head"})
+    is_its = (F.col("space_id") == F.col("_space")) & (F.col("_key") == F.col("key"))
+    is_later = (F.col("outcome_seq") > F.col("seq")) & within("outcome_ts", "ts", window_s)
+    said = ("outcome_ts", "outcome_seq", "y", "outcome_topic", "outcome_offset", "outcome_id")
+    return (
+        asked.select(*by, "space_id", "ts", F.explode_outer("keys").alias("_key"), F.struct("*").alias("_asked"))
+        .join(came, is_its & is_later & is_meant, "left")
+        .groupBy(*by)
+        .agg(
+            F.any_value("_asked").alias("_asked"),
+            F.min(F.when(F.col("outcome_seq").isNotNull(), F.struct(*said))).alias("found"),
+        )
+        .select("_asked.*", "found")
     )
 
 

@@ -35,10 +35,9 @@ from .learning_columns import (
     OUTCOME_TYPES,
     learnable,
     of_type,
-    outcomes,
     summary_event,
     time_of,
-    within,
+    with_outcome,
 )
 
 AUDIT_TOPIC: Final = "bus.gate.decisions.audit"
@@ -104,23 +103,9 @@ def decision_rows(events: DataFrame, *, window_s: int = WINDOW_S) -> DataFrame:
         )
         .where("action is not null")
     )
-    found = outcomes(events).withColumnRenamed("space_id", "_space").drop("head")
-    first = (
-        decided.select("seq", "space_id", "ts", F.explode("keys").alias("_asked"))
-        .join(
-            found,
-            (F.col("space_id") == F.col("_space"))
-            & (F.col("_asked") == F.col("key"))
-            & (F.col("outcome_seq") > F.col("seq"))
-            & within("outcome_ts", "ts", window_s),
-        )
-        .groupBy("seq")
-        .agg(F.min_by("y", F.struct("outcome_ts", "outcome_seq")).alias("y"))
-    )
     is_let_in = F.col("action").isin("ADMIT", "BOOST")
-    return decided.join(first, "seq", "left").withColumn(
-        "is_regretted", F.when(F.col("y").isNotNull(), is_let_in != (F.col("y") >= 0.5))
-    )
+    found = with_outcome(decided, events, ("seq",), window_s, F.lit(True)).withColumn("y", F.col("found.y"))
+    return found.withColumn("is_regretted", F.when(F.col("y").isNotNull(), is_let_in != (F.col("y") >= 0.5)))
 
 
 def _types() -> tuple[str, ...]:

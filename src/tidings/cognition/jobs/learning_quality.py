@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, time
+from functools import reduce
 from typing import Any, Final
 
 from pyspark.sql import Column, DataFrame, Window
@@ -72,32 +73,21 @@ def quality(predictions: DataFrame, fits: DataFrame, *, bins: int = QUALITY_BINS
             (1 / (1 + F.exp(-(F.col("platt_a") * F.col("z") + F.col("platt_b"))))).alias("p_calibrated"),
         )
     )
-    key = ("space_id", "date", "head")
-    raw = _calibration_error(scored, "p", bins).withColumnRenamed("error", "ece")
-    mended = _calibration_error(scored.where("p_calibrated is not null"), "p_calibrated", bins)
-    return (
-        scored.groupBy(*key)
-        .agg(
-            F.count("*").alias("rows"),
-            F.sum("y").alias("positives"),
-            F.avg((F.col("p") - F.col("y")) ** 2).alias("brier"),
-            F.avg(F.abs(F.col("p") - F.col("y"))).alias("surprise"),
-            F.avg((F.col("p_calibrated") - F.col("y")) ** 2).alias("brier_calibrated"),
-        )
-        .join(raw, list(key), "left")
-        .join(mended.withColumnRenamed("error", "ece_calibrated"), list(key), "left")
+    return scored.groupBy("space_id", "date", "head").agg(
+        F.count("*").alias("rows"),
+        F.sum("y").alias("positives"),
+        F.avg((F.col("p") - F.col("y")) ** 2).alias("brier"),
+        F.avg(F.abs(F.col("p") - F.col("y"))).alias("surprise"),
+        F.avg((F.col("p_calibrated") - F.col("y")) ** 2).alias("brier_calibrated"),
+        _calibration_error("p", bins).alias("ece"),
+        _calibration_error("p_calibrated", bins).alias("ece_calibrated"),
     )
 
 
-def _calibration_error(scored: DataFrame, p: str, bins: int) -> DataFrame:
-    place = F.least(F.lit(bins - 1), F.floor(F.col(p) * bins).cast("int"))
-    key = ("space_id", "date", "head")
-    return (
-        scored.groupBy(*key, place.alias("place"))
-        .agg(F.count("*").alias("n"), F.abs(F.sum("y") - F.sum(p)).alias("off"))
-        .groupBy(*key)
-        .agg((F.sum("off") / F.sum("n")).alias("error"))
-    )
+def _calibration_error(p: str, bins: int) -> Column:
+    place = F.least(F.lit(bins - 1), F.floor(F.col(p) * bins))
+    off = (F.abs(F.sum(F.when(place == at, F.col("y") - F.col(p)))) for at in range(bins))
+    return F.try_divide(reduce(Column.__add__, (F.coalesce(each, F.lit(0.0)) for each in off)), F.count(p))
 
 
 def click_rates(impressions: DataFrame) -> DataFrame:
@@ -181,23 +171,17 @@ DRIFT_OUTPUT: Final = OutputTable(
 
 def feature_values(actions: DataFrame, ranker: DataFrame, predictions: DataFrame) -> DataFrame:
     """Every value that features took: set_name, space_id, feature, date, value. The bias is always 1 and left out."""
-    of_actions = actions.select(F.lit("actions").alias("set_name"), "space_id", "date", F.explode("features"))
-    of_ranker = ranker.select(F.lit("ranker").alias("set_name"), "space_id", "date", F.explode("features"))
-    of_heads = predictions.select(F.lit("predictions").alias("set_name"), "space_id", "date", F.explode("features"))
-    said = predictions.select(
-        F.lit("predictions").alias("set_name"),
-        "space_id",
-        "date",
-        F.concat(F.lit("head:"), F.col("head")).alias("key"),
-        F.col("p").alias("value"),
-    )
-    return (
-        of_actions.unionByName(of_ranker)
-        .unionByName(of_heads)
-        .unionByName(said)
-        .where("key <> 'bias' and value is not null")
-        .withColumnRenamed("key", "feature")
-    )
+    said = F.map_from_arrays(F.array(F.concat(F.lit("head:"), F.col("head"))), F.array("p"))
+    parts = [
+        rows.select(F.lit(name).alias("set_name"), "space_id", "date", F.inline(F.concat(*map(F.map_entries, given))))
+        for name, rows, given in (
+            ("actions", actions, ("features",)),
+            ("ranker", ranker, ("features",)),
+            ("predictions", predictions, ("features", said)),
+        )
+    ]
+    values = reduce(DataFrame.unionByName, parts).withColumnRenamed("key", "feature")
+    return values.where("feature <> 'bias' and value is not null")
 
 
 def drift(
@@ -216,9 +200,8 @@ def drift(
     has no width. A day drifts if its index is above ``tau`` or its z-score beyond ``z_max``, and both it and its reference have
     at least ``rows_min`` rows: with fewer, chance alone would raise the alarm.
     """
-    placed = values.withColumn("day", F.datediff("date", F.lit("1970-01-01").cast("date")))
     daily = (
-        placed.groupBy(*_KEY, "date", "day")
+        values.groupBy(*_KEY, "date")
         .agg(
             F.count("*").alias("rows"),
             F.avg("value").alias("mean"),
@@ -231,7 +214,7 @@ def drift(
     )
     # Days are put together around each feature's least value: around zero, a large mean would swallow a small spread.
     moved = F.col("mean") - F.min("low").over(Window.partitionBy(*_KEY))
-    before = Window.partitionBy(*_KEY).orderBy("day").rangeBetween(-reference_days, -1)
+    before = Window.partitionBy(*_KEY).orderBy(F.unix_date("date")).rangeBetween(-reference_days, -1)
     moments = (
         daily.withColumn("moved", moved)
         .withColumns(
@@ -268,7 +251,7 @@ def drift(
     is_off = F.coalesce(F.col("psi") > tau, F.lit(False)) | F.coalesce(F.abs("z") > z_max, F.lit(False))
     return (
         moments.withColumn("z", z)
-        .join(_stability(placed, moments, reference_days, bins), [*_KEY, "day"], "left")
+        .join(_stability(values, moments, reference_days, bins), [*_KEY, "date"], "left")
         .withColumn("is_drifted", F.coalesce(is_enough, F.lit(False)) & is_off)
     )
 
@@ -279,8 +262,8 @@ def _stability(values: DataFrame, days: DataFrame, reference_days: int, bins: in
 
     Each day is told the bounds of the days that its values count for, so that a value meets its day once and not each of them.
     """
-    following = Window.partitionBy(*_KEY).orderBy("day").rangeBetween(0, reference_days)
-    bounds = F.struct("day", "reference_low", "reference_high", F.col("rows").alias("_rows"), "reference_rows")
+    following = Window.partitionBy(*_KEY).orderBy(F.unix_date("date")).rangeBetween(0, reference_days)
+    bounds = F.struct("date", "reference_low", "reference_high", F.col("rows").alias("_rows"), "reference_rows")
     counts_for = F.filter(F.collect_list(bounds).over(following), lambda each: each["reference_rows"].isNotNull())
     width = F.col("reference_high") - F.col("reference_low")
     place = (
@@ -299,14 +282,16 @@ def _stability(values: DataFrame, days: DataFrame, reference_days: int, bins: in
         .otherwise(bins // 2)
     )
     counted = (
-        values.join(days.select(*_KEY, "day", counts_for.alias("_counts_for")), [*_KEY, "day"])
-        .select(*_KEY, "value", F.col("day").alias("_own"), F.inline("_counts_for"))
-        .groupBy(*_KEY, "day", "_rows", "reference_rows", place.alias("place"))
-        .agg(F.count_if(F.col("_own") == F.col("day")).alias("a"), F.count_if(F.col("_own") < F.col("day")).alias("e"))
+        values.join(days.select(*_KEY, "date", counts_for.alias("_counts_for")), [*_KEY, "date"])
+        .select(*_KEY, "value", F.col("date").alias("_own"), F.inline("_counts_for"))
+        .groupBy(*_KEY, "date", "_rows", "reference_rows", place.alias("place"))
+        .agg(
+            F.count_if(F.col("_own") == F.col("date")).alias("a"), F.count_if(F.col("_own") < F.col("date")).alias("e")
+        )
     )
     a = F.greatest(F.col("a") / F.col("_rows"), F.lit(SHARE_FLOOR))
     e = F.greatest(F.col("e") / F.col("reference_rows"), F.lit(SHARE_FLOOR))
-    return counted.groupBy(*_KEY, "day").agg(F.sum((a - e) * F.log(a / e)).alias("psi"))
+    return counted.groupBy(*_KEY, "date").agg(F.sum((a - e) * F.log(a / e)).alias("psi"))
 
 
 def _build_drift(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:

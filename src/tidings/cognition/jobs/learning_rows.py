@@ -15,7 +15,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from tidings.pipeline.jobs.job import (
@@ -29,9 +29,9 @@ from tidings.pipeline.jobs.job import (
     whole_days,
 )
 
-from .columns import finite, finite_members, held, number, numbers, text
+from .columns import finite, finite_members, number, numbers, text
 from .consolidation_memories import ALL_ERASURES, ERASURES
-from .learning_columns import OUTCOME_TYPES, AsOf, learnable, of_type, outcomes, truth, within
+from .learning_columns import OUTCOME_TYPES, AsOf, learnable, of_type, truth, with_outcome
 from .learning_math import PROBABILITY_FLOOR
 
 ACTIONS_WINDOW_S: Final = 3600
@@ -257,117 +257,114 @@ IMPRESSIONS: Final = OutputTable(
 )
 
 
-def shown_documents(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) -> DataFrame:
+def shown_lists(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) -> DataFrame:
     """
-    Every document that was shown, with ``y``. Only a click after the impression, in time and in the log, counts.
+    Every list of results with its ``documents``. Only a click after the impression, in time and in the log, counts.
 
     Of a list no more than ``top_k`` documents (and never more than 200) were on show; of a document listed twice the first
     place counts.
     """
     item = "struct<doc_id:string,score:string,features:map<string,string>>"
     limit = F.least(F.coalesce(number("top_k").try_cast("int"), F.lit(SHOWN_MAX)), F.lit(SHOWN_MAX))
-    listed = of_type(events, "RETRIEVAL_IMPRESSION").select(
-        F.col("event_id").alias("impression_id"),
-        "space_id",
-        F.to_date("ts").alias("date"),
-        "ts",
-        "seq",
-        "topic",
-        "offset",
-        text("query_id").alias("query_id"),
-        F.posexplode(F.slice(F.from_json(text("ranked"), f"array<{item}>"), 1, F.greatest(limit, F.lit(0)))).alias(
-            "position", "item"
+    query = ("space_id", text("query_id").alias("query_id"))
+    lists = of_type(events, "RETRIEVAL_IMPRESSION").select(
+        *(F.col("event_id").alias("impression_id"), F.to_date("ts").alias("date"), "ts", "seq", "topic", "offset"),
+        *query,
+        F.slice(F.from_json(text("ranked"), f"array<{item}>"), 1, F.greatest(limit, F.lit(0))).alias("items"),
+    )
+    clicks = (
+        of_type(events, "RETRIEVAL_CLICK")
+        .select(*query, F.struct("seq", text("doc_id").alias("doc_id"), F.unix_micros("ts").alias("us")).alias("click"))
+        .groupBy("space_id", "query_id")
+        .agg(F.collect_list("click").alias("clicks"))
+    )
+
+    def click_seq(doc_id: Column) -> Column:
+        delay_us = lambda click: click["us"] - F.unix_micros("ts")  # noqa: E731
+        counts = F.filter(
+            "clicks",
+            lambda click: (
+                (click["doc_id"] == doc_id)
+                & (click["seq"] > F.col("seq"))
+                & delay_us(click).between(0, click_window_s * 1_000_000)
+            ),
+        )
+        return F.array_min(F.transform(counts, lambda click: click["seq"]))
+
+    documents = F.transform(
+        "items",
+        lambda each, place: F.struct(
+            each["doc_id"].alias("doc_id"),
+            place.alias("position"),
+            finite(each["score"]).alias("score"),
+            each["features"].alias("given"),
+            click_seq(each["doc_id"]).alias("click_seq"),
         ),
     )
-    shown = (
-        listed.where("item.doc_id is not null and query_id is not null")
-        .withColumn("doc_id", F.col("item.doc_id"))
-        .withColumn("_nth", F.row_number().over(Window.partitionBy("seq", "doc_id").orderBy("position")))
-        .where("_nth = 1")
-    )
-    clicks = of_type(events, "RETRIEVAL_CLICK").select(
-        "space_id",
-        text("query_id").alias("query_id"),
-        text("doc_id").alias("doc_id"),
-        F.unix_micros("ts").alias("us"),
-        "seq",
-    )
-    by_document = clicks.groupBy("space_id", "query_id", "doc_id").agg(
-        F.array_sort(F.collect_list(F.struct("seq", "us"))).alias("_clicks")
-    )
-    delay_us = click_window_s * 1_000_000
-    clicked = F.filter(
-        "_clicks",
-        lambda click: (click["seq"] > F.col("seq")) & (click["us"] - F.unix_micros("ts")).between(0, delay_us),
-    )
-    given = F.map_filter(
-        finite_members(F.col("item.features")), lambda name, _: ~name.isin("bias", "score", "position")
-    )
-    own = F.create_map(
-        F.lit("bias"), F.lit(1.0), F.lit("score"), F.coalesce(F.col("score"), F.lit(0.0)), F.lit("position"), _decay()
-    )
+    doc_ids = F.transform("items", lambda each: each["doc_id"])
+    first = F.filter(documents, lambda each, place: F.array_position(doc_ids, each["doc_id"]) == place + 1)
     return (
-        shown.withColumn("score", finite(F.col("item.score")))
-        .join(by_document, ["space_id", "query_id", "doc_id"], "left")
-        .withColumn("click_seq", F.try_element_at(clicked, F.lit(1))["seq"])
-        .withColumn("y", F.when(F.col("click_seq").isNotNull(), 1.0).otherwise(0.0))
-        .withColumn("features", F.map_concat(own, given))
+        lists.where("query_id is not null")
+        .join(clicks, ["space_id", "query_id"], "left")
+        .withColumn("documents", first)
+        .where("size(documents) > 0")
+        .withColumn("clicked", F.filter("documents", lambda each: each["click_seq"].isNotNull()))
+        .drop("items", "clicks")
     )
 
 
 def ranker_rows(
-    shown: DataFrame, *, per_positive: int = NEGATIVES_PER_POSITIVE, negatives_min: int = NEGATIVES_MIN
+    lists: DataFrame, *, per_positive: int = NEGATIVES_PER_POSITIVE, negatives_min: int = NEGATIVES_MIN
 ) -> DataFrame:
     """
     All clicked documents, and of each list ``per_positive`` others a click, at least ``negatives_min``.
 
     Which ones depends on a hash of query and document alone. Their weight is how many each of them stands for.
     """
-    of_list = Window.partitionBy("seq")
-    by_chance = Window.partitionBy("seq", "y").orderBy(
-        F.sha2(F.concat_ws("\u001f", "space_id", "query_id", "doc_id"), 256), "doc_id"
+    chance = lambda each: F.sha2(F.concat_ws("\u001f", "space_id", "query_id", each["doc_id"]), 256)  # noqa: E731
+    others = F.transform(
+        F.filter("documents", lambda each: each["click_seq"].isNull()),
+        lambda each: F.struct(chance(each).alias("chance"), each.alias("document")),
     )
-    counted = shown.withColumns(
-        {
-            "_positives": F.sum("y").over(of_list),
-            "_negatives": F.sum(1 - F.col("y")).over(of_list),
-            "_nth": F.row_number().over(by_chance),
-        }
-    ).withColumn(
-        "_kept", F.least(F.col("_negatives"), F.greatest(F.lit(negatives_min), F.col("_positives") * per_positive))
+    by_chance = F.array_sort(
+        "_others",
+        lambda one, other: (
+            F.when(one["chance"] < other["chance"], -1).when(one["chance"] > other["chance"], 1).otherwise(0)
+        ),
     )
-    return counted.where("y = 1 or _nth <= _kept").select(
-        F.concat_ws(":", "impression_id", "doc_id").alias("row_id"),
-        "space_id",
-        "date",
-        "query_id",
-        "doc_id",
-        "position",
-        "score",
-        "y",
-        F.when(F.col("y") == 1, 1.0).otherwise(F.col("_negatives") / F.col("_kept")).alias("weight"),
-        "features",
-        F.col("ts").alias("shown_at"),
-        F.col("topic").alias("impression_topic"),
-        F.col("offset").alias("impression_offset"),
-        F.col("seq").alias("impression_seq"),
-        "click_seq",
+    kept = F.least(F.size("_others"), F.greatest(F.lit(negatives_min), F.size("clicked") * per_positive))
+    sampled = F.transform(F.slice(by_chance, 1, F.col("_kept")), lambda each: each["document"])
+    given = F.map_filter(finite_members(F.col("given")), lambda name, _: ~name.isin("bias", "score", "position"))
+    own = F.create_map(
+        F.lit("bias"), F.lit(1.0), F.lit("score"), F.coalesce(F.col("score"), F.lit(0.0)), F.lit("position"), _decay()
+    )
+    y = F.when(F.col("click_seq").isNotNull(), 1.0).otherwise(0.0)
+    return (
+        lists.withColumn("_others", others)
+        .withColumn("_kept", kept)
+        .select("*", F.inline(F.concat("clicked", sampled)))
+        .select(
+            F.concat_ws(":", "impression_id", "doc_id").alias("row_id"),
+            *("space_id", "date", "query_id", "doc_id", "position", "score", y.alias("y")),
+            F.when(y == 1, 1.0).otherwise(F.size("_others") / F.col("_kept")).alias("weight"),
+            F.map_concat(own, given).alias("features"),
+            F.col("ts").alias("shown_at"),
+            F.col("topic").alias("impression_topic"),
+            F.col("offset").alias("impression_offset"),
+            F.col("seq").alias("impression_seq"),
+            "click_seq",
+        )
     )
 
 
-def impression_rows(shown: DataFrame) -> DataFrame:
+def impression_rows(lists: DataFrame) -> DataFrame:
     """Each list of results with its counts."""
-    return shown.groupBy(
-        "impression_id",
-        "space_id",
-        "date",
-        "query_id",
-        F.col("ts").alias("shown_at"),
+    return lists.select(
+        *("impression_id", "space_id", "date", "query_id", F.col("ts").alias("shown_at")),
         F.col("seq").alias("impression_seq"),
-    ).agg(
-        F.count("*").alias("shown"),
-        F.sum("y").cast("bigint").alias("clicked"),
-        F.min(F.when(F.col("y") == 1, F.col("position"))).alias("first_click_position"),
+        F.size("documents").alias("shown"),
+        F.size("clicked").alias("clicked"),
+        F.array_min(F.transform("clicked", lambda each: each["position"])).alias("first_click_position"),
     )
 
 
@@ -378,18 +375,16 @@ def _decay() -> Column:
 
 def _build_ranker(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     # Both tables are made of it.
-    shown, *_ = held(
-        shown_documents(
-            learnable(tables["silver.events"], tables[ERASURES]),
-            click_window_s=setting(context, "click_window_s", CLICK_WINDOW_S),
-        )
-    )
+    lists = shown_lists(
+        learnable(tables["silver.events"], tables[ERASURES]),
+        click_window_s=setting(context, "click_window_s", CLICK_WINDOW_S),
+    ).localCheckpoint(eager=False)
     rows = ranker_rows(
-        shown,
+        lists,
         per_positive=setting(context, "negatives_per_positive", NEGATIVES_PER_POSITIVE),
         negatives_min=max(1, setting(context, "negatives_min", NEGATIVES_MIN)),
     )
-    return {ROWS.table: shaped(rows, ROWS), IMPRESSIONS.table: shaped(impression_rows(shown), IMPRESSIONS)}
+    return {ROWS.table: shaped(rows, ROWS), IMPRESSIONS.table: shaped(impression_rows(lists), IMPRESSIONS)}
 
 
 def _windows_ranker(context: JobContext) -> Mapping[str, InputWindow]:
@@ -454,27 +449,9 @@ def prediction_rows(events: DataFrame, *, window_s: int = PREDICTIONS_WINDOW_S) 
         .where("p between 0 and 1")
     )
     held = F.least(F.greatest(F.col("p"), F.lit(PROBABILITY_FLOOR)), F.lit(1 - PROBABILITY_FLOOR))
-    said = said.withColumn("z", F.coalesce("_z", F.log(held / (1 - held))))
-    found = outcomes(events).withColumnsRenamed({"space_id": "_space", "head": "_head"})
-    first = (
-        said.select("seq", "space_id", "head", "ts", F.explode("keys").alias("_asked"))
-        .join(
-            found,
-            (F.col("space_id") == F.col("_space"))
-            & (F.col("_asked") == F.col("key"))
-            & (F.col("_head").isNull() | (F.col("_head") == F.col("head")))
-            & (F.col("outcome_seq") > F.col("seq"))
-            & within("outcome_ts", "ts", window_s),
-        )
-        .groupBy("seq", "head")
-        .agg(
-            F.min_by(
-                F.struct("y", "outcome_topic", "outcome_offset", "outcome_seq", "outcome_id"),
-                F.struct("outcome_ts", "outcome_seq"),
-            ).alias("found")
-        )
-    )
-    return said.join(first, ["seq", "head"], "left").select(
+    said = said.withColumn("z", F.coalesce("_z", F.log(held / (1 - held)))).drop("said", "_z")
+    is_of_head = F.col("outcome_head").isNull() | (F.col("outcome_head") == F.col("head"))
+    return with_outcome(said, events, ("seq", "head"), window_s, is_of_head).select(
         F.concat_ws(":", "event_id", "head").alias("row_id"),
         "space_id",
         "date",

@@ -179,36 +179,25 @@ def circadian_score(hour_hist: Column) -> Column:
     return F.least(F.greatest(divergence / math.log(24), F.lit(0.0)), F.lit(1.0))
 
 
-def weekly_periodicity(features: DataFrame) -> DataFrame:
+def weekly_periodicity() -> Column:
     """
-    The score of each key, from rows with ``local_date``.
+    The score of a series of days, as an aggregate of ``day``, counted from a Monday, and ``x``, how many events it had; with the
+    Monday of the ``first`` week, the Sunday of the ``last``, and ``x_week_on``.
 
     Only days with events have rows, so sums over the days without are worked out instead of being filled in: a series
     from 1970 to today costs as much as its events. With n days of mean m, head and tail the sums of its first and last
     seven: cov = sum(x[t] x[t+7]) - m (2 sum(x) - head - tail) + (n - 7) m^2.
     """
-    day = F.datediff("local_date", F.lit(_A_MONDAY).cast("date"))
-    daily = features.groupBy(*_KEY, day.alias("day")).agg(F.count("*").alias("x"))
-    of_key = Window.partitionBy(*_KEY)
-    daily = (
-        daily.withColumn("x_week_on", F.sum("x").over(of_key.orderBy("day").rangeBetween(7, 7)))
-        .withColumn("first", F.floor(F.min("day").over(of_key) / 7) * 7)
-        .withColumn("last", F.floor(F.max("day").over(of_key) / 7) * 7 + 6)
-    )
-    summed = daily.groupBy(*_KEY).agg(
-        (F.max("last") - F.max("first") + 1).alias("n"),
-        F.sum("x").alias("sum"),
-        F.sum(F.col("x") * F.col("x")).alias("squares"),
-        F.coalesce(F.sum(F.col("x") * F.col("x_week_on")), F.lit(0)).alias("products"),
-        F.sum(F.when(F.col("day") < F.col("first") + 7, F.col("x")).otherwise(0)).alias("head"),
-        F.sum(F.when(F.col("day") > F.col("last") - 7, F.col("x")).otherwise(0)).alias("tail"),
-    )
-    n, mean = F.col("n"), F.col("sum") / F.col("n")
+    x, day = F.col("x"), F.col("day")
+    n, total = F.max("last") - F.max("first") + 1, F.sum("x")
+    mean = total / n
+    head = F.sum(F.when(day < F.col("first") + 7, x).otherwise(0))
+    tail = F.sum(F.when(day > F.col("last") - 7, x).otherwise(0))
+    products = F.coalesce(F.sum(x * F.col("x_week_on")), F.lit(0))
     # In whole numbers, so that a constant series is exactly 0 and not a rounding error over another.
-    spread = n * F.col("squares") - F.col("sum") * F.col("sum")
-    covariance = F.col("products") - mean * (2 * F.col("sum") - F.col("head") - F.col("tail")) + (n - 7) * mean * mean
-    score = F.when(spread > 0, F.abs(covariance / (spread / n))).otherwise(F.lit(0.0))
-    return summed.select(*_KEY, score.alias("weekly_periodicity"))
+    spread = n * F.sum(x * x) - total * total
+    covariance = products - mean * (2 * total - head - tail) + (n - 7) * mean * mean
+    return F.when(spread > 0, F.abs(covariance / (spread / n))).otherwise(F.lit(0.0))
 
 
 def patterns_of(features: DataFrame, weekly_min: float = _WEEKLY_MIN) -> DataFrame:
@@ -219,19 +208,41 @@ def patterns_of(features: DataFrame, weekly_min: float = _WEEKLY_MIN) -> DataFra
         features: ``gold.temporal_features``.
         weekly_min: From this periodicity on there is a weekly cycle.
     """
-    whole = features.withColumn("scope", F.lit("space")).withColumn("_person", F.lit(""))
-    each = features.where(F.col("person_id").isNotNull()).withColumn("scope", F.lit("person"))
-    keyed = whole.unionByName(each.withColumn("_person", F.col("person_id")))
-    hour = F.floor("hod")
-    counted = keyed.groupBy(*_KEY).agg(
-        F.count("*").alias("total"),
-        F.array(*[F.count_if(hour == at) for at in range(24)]).alias("hour_hist"),
-        F.array(*[F.count_if(F.col("dow") == at) for at in range(7)]).alias("dow_hist"),
-        F.min("ts").alias("first_ts"),
-        F.max("ts").alias("last_ts"),
+    scopes = (("space", F.lit("")), ("person", F.col("person_id")))
+    named = (F.struct(F.lit(scope).alias("scope"), person.alias("_person")) for scope, person in scopes)
+    hours = [f"_hour{at}" for at in range(24)]
+    of_key = Window.partitionBy(*_KEY).orderBy("day")
+    all_days = of_key.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    daily = (
+        features.select("space_id", "ts", "local_date", F.floor("hod").alias("hour"), F.inline(F.array(*named)))
+        .where("_person is not null")
+        .groupBy(*_KEY, F.datediff("local_date", F.lit(_A_MONDAY).cast("date")).alias("day"))
+        .agg(
+            F.count("*").alias("x"),
+            *(F.count_if(F.col("hour") == at).alias(name) for at, name in enumerate(hours)),
+            F.min("ts").alias("first_ts"),
+            F.max("ts").alias("last_ts"),
+        )
+        .withColumns(
+            {
+                "x_week_on": F.sum("x").over(of_key.rangeBetween(7, 7)),
+                "first": F.floor(F.min("day").over(all_days) / 7) * 7,
+                "last": F.floor(F.max("day").over(all_days) / 7) * 7 + 6,
+            }
+        )
     )
     found = (
-        counted.join(weekly_periodicity(keyed), list(_KEY))
+        daily.groupBy(*_KEY)
+        .agg(
+            F.sum("x").alias("total"),
+            F.array(*map(F.sum, hours)).alias("hour_hist"),
+            F.array(*(F.sum(F.when(F.pmod("day", F.lit(7)) == at, F.col("x")).otherwise(0)) for at in range(7))).alias(
+                "dow_hist"
+            ),
+            F.min("first_ts").alias("first_ts"),
+            F.max("last_ts").alias("last_ts"),
+            weekly_periodicity().alias("weekly_periodicity"),
+        )
         .withColumn("hour_peak", _peak("hour_hist"))
         .withColumn("dow_peak", _peak("dow_hist"))
         .withColumn("circadian_score", circadian_score(F.col("hour_hist")))
