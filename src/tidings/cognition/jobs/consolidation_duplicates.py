@@ -14,6 +14,7 @@ and so is what is sealed; near-duplicates are merged; the rest is kept or discar
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import reduce
 from typing import Any, Final
 
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
@@ -59,30 +60,31 @@ def duplicates_of(found: DataFrame, alike: DataFrame, *, score_min: float, tau_s
         score_min: From this score on two memories are duplicates.
         tau_s: Two memories less than so many seconds apart are near in time.
     """
-    best_first = (F.desc("length"), F.desc("confidence"), F.asc("ts"), F.asc("event_id"))
     text = ("space_id", "text_key")
     # Most texts are like no other: only those that are, or that came more than once, are looked at.
     wanted = (
-        alike.select(*text)
-        .unionByName(alike.select("space_id", F.col("other_key").alias("text_key")))
+        alike.select("space_id", F.explode(F.array("text_key", "other_key")).alias("text_key"))
         .unionByName(found.where(~F.col("is_new_text")).select(*text))
         .distinct()
     )
+    of_text = Window.partitionBy(*text).orderBy(F.desc("length"), F.desc("confidence"), F.asc("ts"), F.asc("event_id"))
     known = (
         found.where(F.col("text_key").isNotNull())
         .select(*text, "event_id", "ts", "author", F.length("text").alias("length"), "confidence")
         .join(wanted, list(text), "left_semi")
         .withColumn("confidence", F.coalesce("confidence", F.lit(0.0)))
-        .withColumn("_place", F.row_number().over(Window.partitionBy(*text).orderBy(*best_first)))
+        .withColumn("best", F.first(F.struct("event_id", "ts", "author")).over(of_text))
+        .localCheckpoint(eager=False)
     )
-    first = known.where(F.col("_place") == 1).drop("_place")
-    merged = _merged(_pairs(first, alike, score_min=score_min, tau_s=tau_s))
-    return _equal(known, first, merged, tau_s).unionByName(merged)
+    is_best = F.col("event_id") == F.col("best.event_id")
+    pairs = _pairs(known.where(is_best), alike, score_min=score_min, tau_s=tau_s)
+    merged = pairs.groupBy("space_id").applyInPandas(_merge_space, _MERGED).localCheckpoint(eager=False)
+    return _equal(known.where(~is_best), merged, tau_s).unionByName(merged)
 
 
-def _score(tau_s: float, one: str, other: str) -> tuple[Column, Column]:
-    seconds = F.abs(hours_between(F.col(f"{one}.ts"), F.col(f"{other}.ts"))) * 3600
-    return seconds < tau_s, F.coalesce(F.col(f"{one}.author") == F.col(f"{other}.author"), F.lit(False))
+def _score(tau_s: float, one: Column, other: Column) -> tuple[Column, Column]:
+    seconds = F.abs(hours_between(one["ts"], other["ts"])) * 3600
+    return seconds < tau_s, F.coalesce(one["author"] == other["author"], F.lit(False))
 
 
 def _pairs(first: DataFrame, alike: DataFrame, *, score_min: float, tau_s: float) -> DataFrame:
@@ -90,7 +92,7 @@ def _pairs(first: DataFrame, alike: DataFrame, *, score_min: float, tau_s: float
     columns = ("event_id", "ts", "author", "length", "confidence")
     one = first.select("space_id", "text_key", F.struct(*columns).alias("one"))
     two = first.select("space_id", F.col("text_key").alias("other_key"), F.struct(*columns).alias("two"))
-    is_near, is_same = _score(tau_s, "one", "two")
+    is_near, is_same = _score(tau_s, F.col("one"), F.col("two"))
     scored = (
         alike.join(one, ["space_id", "text_key"])
         .join(two, ["space_id", "other_key"])
@@ -121,10 +123,6 @@ def _total() -> Column:
     return F.lit(0.45) * F.col("jaccard") + F.lit(0.45) * F.col("cosine") + F.lit(0.05) * bonus
 
 
-def _merged(alike: DataFrame) -> DataFrame:
-    return alike.groupBy("space_id").applyInPandas(_merge_space, _MERGED)
-
-
 def _merge_space(edges: pd.DataFrame) -> pd.DataFrame:
     """
     Who is merged into whom, in one space. From the best memory down: whoever is not merged yet stays, and those that it is
@@ -152,14 +150,13 @@ def _merge_space(edges: pd.DataFrame) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=names)
 
 
-def _equal(known: DataFrame, first: DataFrame, merged: DataFrame, tau_s: float) -> DataFrame:
-    """The memories whose text another one has too, merged into that one or into what it was merged into."""
-    again = known.where(F.col("_place") > 1).alias("again")
+def _equal(again: DataFrame, merged: DataFrame, tau_s: float) -> DataFrame:
+    """The memories whose text a better one has too, merged into that one or into what it was merged into."""
     fate = merged.select("space_id", F.col("event_id").alias("_first"), *_FATE)
-    is_near, is_same = _score(tau_s, "again", "best")
-    of_text = again.join(first.alias("best"), ["space_id", "text_key"]).select(
+    is_near, is_same = _score(tau_s, F.struct("ts", "author"), F.col("best"))
+    of_text = again.select(
         "space_id",
-        F.col("again.event_id").alias("event_id"),
+        "event_id",
         F.col("best.event_id").alias("_first"),
         is_near.alias("is_near_in_time"),
         is_same.alias("is_same_author"),
@@ -239,30 +236,34 @@ def keep_score(recent: Column, salience: Column, usage: Column, valence: Column)
 
 
 def _build_keeping(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    # The index forgets after its time; what is older is scored by the common half-life.
-    scored = tables[RECENCY].groupBy(*_KEY).agg(F.max("recency").alias("indexed_recency"))
-    merged = tables[DUPLICATES].select(*_KEY, "kept_event_id")
     half_life_h = F.lit(setting(context, "half_life_h", HALF_LIFE_H, above=0))
-    salience = F.coalesce("own_salience", "gate_salience", F.lit(setting(context, "salience_default", _SALIENCE)))
+    salience = F.coalesce("memory.salience", "gate_salience", F.lit(setting(context, "salience_default", _SALIENCE)))
     full = setting(context, "usage_full", _USAGE_FULL, above=0)
-    told = (
-        tables[EVIDENCE]
+    memory = F.struct("seq", "ts", "band", "is_sealed", "salience").alias("memory")
+    # The index forgets after its time; what is older is scored by the common half-life.
+    facts = (
+        living(tables[MEMORIES], tables[ERASURES]).select(*_KEY, memory),
+        tables[RECENCY].select(*_KEY, F.col("recency").alias("indexed_recency")),
+        tables[DUPLICATES].select(*_KEY, "kept_event_id"),
+        tables[EVIDENCE].select(*_KEY, "kind", "value", "seq"),
+    )
+    known = (
+        reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), facts)
         .groupBy(*_KEY)
         .agg(
+            F.any_value("memory", True).alias("memory"),
+            F.max("indexed_recency").alias("indexed_recency"),
+            F.max("kept_event_id").alias("kept_event_id"),
             F.count_if(F.col("kind") == "use").alias("used_count"),
             F.max_by("value", F.when(F.col("kind") == "valence", F.col("seq"))).alias("valence"),
             F.max_by("value", F.when(F.col("kind") == "salience", F.col("seq"))).alias("gate_salience"),
         )
+        .where("memory is not null")
+        .select("*", "memory.seq", "memory.ts", "memory.band", "memory.is_sealed")
     )
-    known = living(tables[MEMORIES], tables[ERASURES]).select(
-        *_KEY, "seq", "ts", "band", "is_sealed", F.col("salience").alias("own_salience")
-    )
-    for more in (scored, merged, told):
-        known = known.join(more, list(_KEY), "left")
     found = (
         known.withColumn("recency", F.coalesce("indexed_recency", recency(F.col("ts"), as_of(context), half_life_h)))
         .withColumn("salience", clipped(salience, 0.0, 1.0))
-        .withColumn("used_count", F.coalesce("used_count", F.lit(0)).cast("bigint"))
         .withColumn("usage", F.least(F.col("used_count") / F.lit(full), F.lit(1.0)))
         .withColumn("valence", F.coalesce(clipped(F.col("valence"), -1.0, 1.0), F.lit(0.0)))
         .withColumn("score", keep_score(F.col("recency"), F.col("salience"), F.col("usage"), F.col("valence")))

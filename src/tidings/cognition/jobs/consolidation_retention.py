@@ -24,10 +24,10 @@ from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
-from .columns import as_of, digest, hours_between, instant, iso, name_of_actor, summaries, text
+from .columns import as_of, digest, hours_between, iso, name_of_actor, summaries, text
 from .consolidation_duplicates import DUPLICATES, KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURE_TYPES, ERASURES, MEMORIES, living
-from .consolidation_rollups import PATCH_SHARE_MAX, ROLLUPS, TOLD_TYPE, told_rollups
+from .consolidation_rollups import PATCH_SHARE_MAX, ROLLUPS, told_rollups
 from .temporal_candidates import CANDIDATES
 from .temporal_features import FEATURES, PATTERNS, RECENCY
 from .temporal_index import INDEX
@@ -83,24 +83,18 @@ def late_events(events: DataFrame, *, skew_s: float, late_s: float) -> DataFrame
 def reconsolidations(events: DataFrame, found: DataFrame, context: JobContext) -> DataFrame:
     """The published rollups that have got memories since, of those ``found``."""
     share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
-    spans = events.where((F.col("topic") == CONSOLIDATION_TOPIC) & (F.col("type") == TOLD_TYPE)).select(
-        F.col("seq").alias("told_seq"),
-        text("period").alias("period"),
-        instant("from").alias("from_ts"),
-        instant("to").alias("to_ts"),
-    )
-    told = told_rollups(events).join(spans, "told_seq").withColumnRenamed("space_id", "_space")
+    told = told_rollups(events).withColumnRenamed("space_id", "_space")
     came = found.select("space_id", "event_id", "seq", "ts")
     is_stale = (
         (F.col("space_id") == F.col("_space"))
-        & (F.col("ts") >= F.col("from_ts"))
-        & (F.col("ts") < F.col("to_ts"))
+        & (F.col("ts") >= F.col("told_from"))
+        & (F.col("ts") < F.col("told_to"))
         & (F.col("seq") > F.col("told_seq"))
     )
     known = F.greatest(F.size(F.coalesce("told_ids", F.array().cast("array<string>"))), F.lit(1))
     stale = (
         came.join(told, is_stale)
-        .groupBy("space_id", "rollup_id", "period", "from_ts", "to_ts", "told_version", "told_seq")
+        .groupBy("space_id", "rollup_id", "told_period", "told_from", "told_to", "told_version", "told_seq")
         .agg(
             F.count("*").alias("late_count"),
             (F.count("*") / F.first(known)).alias("late_share"),
@@ -109,8 +103,9 @@ def reconsolidations(events: DataFrame, found: DataFrame, context: JobContext) -
     )
     action = F.when(F.col("late_share") < share_max, "PATCH").otherwise(F.lit("UPDATE_SUMMARY"))
     return stale.select(
-        *("space_id", "rollup_id", "period", "from_ts", "to_ts", "told_version", "told_seq", "late_count"),
-        *("late_share", action.alias("action"), "event_ids"),
+        *("space_id", "rollup_id", F.col("told_period").alias("period")),
+        *(F.col("told_from").alias("from_ts"), F.col("told_to").alias("to_ts")),
+        *("told_version", "told_seq", "late_count", "late_share", action.alias("action"), "event_ids"),
     )
 
 

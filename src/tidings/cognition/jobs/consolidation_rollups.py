@@ -30,7 +30,7 @@ from tidings.core.events import Event
 from tidings.core.ids import derived_id
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
-from .columns import as_of, held, iso, number, summaries, text, texts, zone_or_none
+from .columns import as_of, held, instant, iso, number, summaries, text, texts, zone_or_none
 from .consolidation_duplicates import KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, MEMORIES, is_guarded
 from .temporal_features import FEATURES, HALF_LIFE_H
@@ -235,18 +235,28 @@ _METHOD: Final = 2
 
 
 def told_rollups(events: DataFrame) -> DataFrame:
-    """The last that was told of each rollup: ``space_id``, ``rollup_id``, ``told_version``, ``told_digest``, ``told_ids``, ``told_seq``."""
+    """
+    The last that was told of each rollup: ``space_id``, ``rollup_id``, ``told_seq``, ``told_version``, ``told_digest``, ``told_ids``,
+    ``told_period`` and ``told_from`` to ``told_to``.
+    """
     told = events.where((F.col("topic") == CONSOLIDATION_TOPIC) & (F.col("type") == TOLD_TYPE)).select(
-        "space_id",
-        text("rollup_id").alias("rollup_id"),
-        number("version").try_cast("int").alias("told_version"),
-        text("digest").alias("told_digest"),
-        texts("provenance.event_ids").alias("told_ids"),
-        F.col("seq").alias("told_seq"),
+        *("space_id", text("rollup_id").alias("rollup_id")),
+        F.struct(
+            F.col("seq").alias("told_seq"),
+            number("version").try_cast("int").alias("told_version"),
+            text("digest").alias("told_digest"),
+            texts("provenance.event_ids").alias("told_ids"),
+            text("period").alias("told_period"),
+            instant("from").alias("told_from"),
+            instant("to").alias("told_to"),
+        ).alias("told"),
     )
-    known = told.where(F.col("rollup_id").isNotNull() & F.col("told_version").isNotNull())
-    latest = Window.partitionBy("space_id", "rollup_id").orderBy(F.desc("told_seq"))
-    return known.withColumn("_place", F.row_number().over(latest)).where(F.col("_place") == 1).drop("_place")
+    known = told.where(F.col("rollup_id").isNotNull() & F.col("told.told_version").isNotNull())
+    return (
+        known.groupBy("space_id", "rollup_id")
+        .agg(F.max("told").alias("told"))
+        .select("space_id", "rollup_id", "told.*")
+    )
 
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:

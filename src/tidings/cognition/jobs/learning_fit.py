@@ -72,12 +72,8 @@ def training_rows(
     )
     latest = Window.partitionBy("set_name", "space_id").orderBy(F.desc("at"), F.desc("seq"), F.desc("row_id"))
     rows = of_actions.unionByName(of_ranker).unionByName(of_heads).where("y is not null")
-    last_day = Window.partitionBy("set_name", "space_id")
-    drifting = (
-        drift.withColumn("last_date", F.max("date").over(last_day))
-        .where("date = last_date")
-        .groupBy(F.col("set_name").alias("_set"), F.col("space_id").alias("_space"))
-        .agg(F.bool_or("is_drifted").alias("is_drifting"))
+    drifting = drift.groupBy(F.col("set_name").alias("_set"), F.col("space_id").alias("_space")).agg(
+        F.max(F.struct("date", "is_drifted"))["is_drifted"].alias("is_drifting")
     )
     family = F.when(F.col("set_name").startswith("head:"), F.lit("predictions")).otherwise(F.col("set_name"))
     return (

@@ -1,5 +1,5 @@
 """
-The arithmetic of learning, as plain functions: logistic regression, calibration, scores, drift; and fitting one training set.
+The arithmetic of learning, as plain functions: logistic regression, calibration, scores; and fitting one training set.
 
 No Spark here. The same rows in the same order give the same numbers.
 """
@@ -12,9 +12,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
+import numpy as np
+
 from ..neuromodulation import adjusted_eta
 from ..ports import sigmoid
 
+_Numbers = np.ndarray[Any, np.dtype[np.float64]]
 PROBABILITY_FLOOR: Final = 1e-6
 """Probabilities are kept this far from 0 and 1 where a logarithm is taken."""
 _TEMPERATURE_MIN: Final = 0.05
@@ -60,12 +63,6 @@ class Calibration(NamedTuple):
     b: float
 
 
-def logit(p: float) -> float:
-    """The inverse of ``sigmoid``, with ``p`` kept off 0 and 1."""
-    held = _held(p)
-    return math.log(held / (1.0 - held))
-
-
 def learning_rate(
     eta: float, arousal: float | None, valence: float | None, *, surprise: float = 0.0, surprise_gain: float = 0.0
 ) -> float:
@@ -102,21 +99,22 @@ def fit_logistic(
     names = sorted({name for row in rows for name in row.features} | set(start or {}))
     places = {name: place for place, name in enumerate(names)}
     weights = [0.0 if start is None else start.get(name, 0.0) for name in names]
-    squares = [0.0] * len(names)
+    squares, penalty = [0.0] * len(names), 2.0 * l2
     # Features are taken in the order of their names: a sum of floats depends on its order.
     given = [[(places[name], row.features[name]) for name in sorted(row.features)] for row in rows]
     for _ in range(passes):
         for row, known in zip(rows, given, strict=True):
-            error = (sigmoid(sum(weights[place] * value for place, value in known)) - row.y) * row.weight
-            gradient = [2.0 * l2 * weight for weight in weights]
+            error = (sigmoid(sum([weights[place] * value for place, value in known])) - row.y) * row.weight
+            slopes = [penalty * weight for weight in weights]
             for place, value in known:
-                gradient[place] += error * value
-            for place, slope in enumerate(gradient):
-                rate = row.rate
-                if method == "adagrad":
-                    squares[place] += slope * slope
-                    rate /= math.sqrt(squares[place]) + _ADAGRAD_FLOOR
-                weights[place] -= rate * slope
+                slopes[place] += error * value
+            rate = row.rate
+            if method == "adagrad":
+                squares = [square + slope * slope for square, slope in zip(squares, slopes, strict=True)]
+                rates = [rate / (math.sqrt(square) + _ADAGRAD_FLOOR) for square in squares]
+                weights = [w - each * slope for w, each, slope in zip(weights, rates, slopes, strict=True)]
+            else:
+                weights = [weight - rate * slope for weight, slope in zip(weights, slopes, strict=True)]
     fitted = dict(zip(names, weights, strict=True))
     return LogisticFit(fitted, log_loss(Scored(_score(fitted, row.features), row.y) for row in rows), passes)
 
@@ -132,27 +130,23 @@ def fit_platt(scores: Sequence[float], outcomes: Sequence[float]) -> Calibration
     A step that would raise the loss is halved until it lowers it: a full one from far away lands on the flat ends of the
     sigmoid, from where the next goes further off still. The loss is convex, so what cannot be lowered is the answer.
     """
-    pairs = list(zip(scores, outcomes, strict=True))
+    s, y = np.asarray(scores, dtype=float), np.asarray(outcomes, dtype=float)
     a, b = 1.0, 0.0
-    loss = _platt_loss(pairs, a, b)
+    loss = _platt_loss(s, y, a, b)
     for _ in range(_NEWTON_STEPS_MAX):
-        slope_a, slope_b = _NEWTON_RIDGE * (a - 1.0), _NEWTON_RIDGE * b
-        h_aa, h_ab, h_bb = _NEWTON_RIDGE, 0.0, _NEWTON_RIDGE
-        for score, y in pairs:
-            p = sigmoid(a * score + b)
-            spread = p * (1.0 - p)
-            slope_a += (p - y) * score
-            slope_b += p - y
-            h_aa += spread * score * score
-            h_ab += spread * score
-            h_bb += spread
+        p = _sigmoids(a * s + b)
+        spread = p * (1.0 - p)
+        slope_a = _NEWTON_RIDGE * (a - 1.0) + float(((p - y) * s).sum())
+        slope_b = _NEWTON_RIDGE * b + float((p - y).sum())
+        h_aa, h_ab, h_bb = (float((spread * each).sum()) for each in (s * s, s, 1.0))
+        h_aa, h_bb = h_aa + _NEWTON_RIDGE, h_bb + _NEWTON_RIDGE
         size = h_aa * h_bb - h_ab * h_ab
         if size <= 0.0:
             break
         step_a = (h_bb * slope_a - h_ab * slope_b) / size
         step_b = (h_aa * slope_b - h_ab * slope_a) / size
         part = 1.0
-        while (lower := _platt_loss(pairs, a - part * step_a, b - part * step_b)) >= loss and part > _STEP_PART_MIN:
+        while (lower := _platt_loss(s, y, a - part * step_a, b - part * step_b)) >= loss and part > _STEP_PART_MIN:
             part /= 2
         if lower >= loss:
             break
@@ -160,20 +154,27 @@ def fit_platt(scores: Sequence[float], outcomes: Sequence[float]) -> Calibration
     return Calibration(a, b)
 
 
-def _platt_loss(pairs: Sequence[tuple[float, float]], a: float, b: float) -> float:
+def _platt_loss(scores: _Numbers, outcomes: _Numbers, a: float, b: float) -> float:
     """What Platt's fit lowers: the log loss, with ln(1 + e^z) written so that it neither overflows nor flattens out."""
-    total = 0.5 * _NEWTON_RIDGE * ((a - 1.0) ** 2 + b * b)
-    for score, y in pairs:
-        z = a * score + b
-        total += max(z, 0.0) + math.log1p(math.exp(-abs(z))) - y * z
-    return total
+    z = a * scores + b
+    lost = np.maximum(z, 0.0) + np.log1p(np.exp(-np.abs(z))) - outcomes * z
+    return 0.5 * _NEWTON_RIDGE * ((a - 1.0) ** 2 + b * b) + float(lost.sum())
+
+
+def _sigmoids(z: _Numbers) -> _Numbers:
+    small = np.exp(-np.abs(z))
+    found: _Numbers = np.where(z >= 0.0, 1.0, small) / (1.0 + small)
+    return found
 
 
 def fit_temperature(scores: Sequence[float], outcomes: Sequence[float]) -> float:
     """T in 0.05 to 20 for which sigmoid(z / T) has the least log loss. The loss has one valley in 1 / T."""
 
+    z, y = np.asarray(scores, dtype=float), np.asarray(outcomes, dtype=float)
+
     def loss(inverse: float) -> float:
-        return log_loss(Scored(sigmoid(z * inverse), y) for z, y in zip(scores, outcomes, strict=True))
+        p = np.clip(_sigmoids(z * inverse), PROBABILITY_FLOOR, 1.0 - PROBABILITY_FLOOR)
+        return float(-(y * np.log(p) + (1.0 - y) * np.log(1.0 - p)).mean())
 
     low, high = 1.0 / _TEMPERATURE_MAX, 1.0 / _TEMPERATURE_MIN
     left, right = high - _GOLDEN * (high - low), low + _GOLDEN * (high - low)
@@ -236,26 +237,6 @@ def bin_of(value: float, low: float, high: float, bins: int) -> int:
     if high <= low:
         return 0 if value < low else bins - 1 if value > high else bins // 2
     return min(bins - 1, max(0, math.floor((value - low) / (high - low) * bins)))
-
-
-def population_stability_index(actual: Sequence[float], expected: Sequence[float], floor: float = 1e-4) -> float:
-    """
-    Sum of (a - e) ln(a / e) over bins, from counts; each share is at least ``floor``, so an empty bin stays finite.
-
-    0 if either side has no rows: nothing can be said then.
-    """
-    total_a, total_e = sum(actual), sum(expected)
-    if total_a <= 0 or total_e <= 0:
-        return 0.0
-    shares = [(max(a / total_a, floor), max(e / total_e, floor)) for a, e in zip(actual, expected, strict=True)]
-    return sum((a - e) * math.log(a / e) for a, e in shares)
-
-
-def z_score(mean: float, count: int, reference_mean: float, reference_deviation: float) -> float | None:
-    """How many standard errors a mean of ``count`` values lies from the reference; ``None`` where that has no width."""
-    if count < 1 or reference_deviation <= 0.0:
-        return None
-    return (mean - reference_mean) / (reference_deviation / math.sqrt(count))
 
 
 def _held(p: float) -> float:

@@ -171,13 +171,14 @@ DRIFT_OUTPUT: Final = OutputTable(
 
 def feature_values(actions: DataFrame, ranker: DataFrame, predictions: DataFrame) -> DataFrame:
     """Every value that features took: set_name, space_id, feature, date, value. The bias is always 1 and left out."""
-    said = F.map_from_arrays(F.array(F.concat(F.lit("head:"), F.col("head"))), F.array("p"))
+    given = F.map_entries("features")
+    said = F.array(F.struct(F.concat(F.lit("head:"), F.col("head")).alias("key"), F.col("p").alias("value")))
     parts = [
-        rows.select(F.lit(name).alias("set_name"), "space_id", "date", F.inline(F.concat(*map(F.map_entries, given))))
-        for name, rows, given in (
-            ("actions", actions, ("features",)),
-            ("ranker", ranker, ("features",)),
-            ("predictions", predictions, ("features", said)),
+        rows.select(F.lit(name).alias("set_name"), "space_id", "date", F.inline(found))
+        for name, rows, found in (
+            ("actions", actions, given),
+            ("ranker", ranker, given),
+            ("predictions", predictions, F.concat(given, said)),
         )
     ]
     values = reduce(DataFrame.unionByName, parts).withColumnRenamed("key", "feature")

@@ -280,13 +280,12 @@ def shown_lists(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) -> D
     )
 
     def click_seq(doc_id: Column) -> Column:
-        delay_us = lambda click: click["us"] - F.unix_micros("ts")  # noqa: E731
         counts = F.filter(
             "clicks",
             lambda click: (
                 (click["doc_id"] == doc_id)
                 & (click["seq"] > F.col("seq"))
-                & delay_us(click).between(0, click_window_s * 1_000_000)
+                & (click["us"] - F.unix_micros("ts")).between(0, click_window_s * 1_000_000)
             ),
         )
         return F.array_min(F.transform(counts, lambda click: click["seq"]))
@@ -304,10 +303,9 @@ def shown_lists(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) -> D
     doc_ids = F.transform("items", lambda each: each["doc_id"])
     first = F.filter(documents, lambda each, place: F.array_position(doc_ids, each["doc_id"]) == place + 1)
     return (
-        lists.where("query_id is not null")
+        lists.where("query_id is not null and exists(items, each -> each.doc_id is not null)")
         .join(clicks, ["space_id", "query_id"], "left")
         .withColumn("documents", first)
-        .where("size(documents) > 0")
         .withColumn("clicked", F.filter("documents", lambda each: each["click_seq"].isNotNull()))
         .drop("items", "clicks")
     )
@@ -321,10 +319,12 @@ def ranker_rows(
 
     Which ones depends on a hash of query and document alone. Their weight is how many each of them stands for.
     """
-    chance = lambda each: F.sha2(F.concat_ws("\u001f", "space_id", "query_id", each["doc_id"]), 256)  # noqa: E731
     others = F.transform(
         F.filter("documents", lambda each: each["click_seq"].isNull()),
-        lambda each: F.struct(chance(each).alias("chance"), each.alias("document")),
+        lambda each: F.struct(
+            F.sha2(F.concat_ws("\u001f", "space_id", "query_id", each["doc_id"]), 256).alias("chance"),
+            each.alias("document"),
+        ),
     )
     by_chance = F.array_sort(
         "_others",

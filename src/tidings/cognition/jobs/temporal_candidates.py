@@ -21,7 +21,7 @@ from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
-from .columns import as_of, clipped, hours_between, instant, iso, number, recency, summaries, text, zone_or_none
+from .columns import as_of, clipped, held, hours_between, instant, iso, number, recency, summaries, text, zone_or_none
 from .temporal_features import FEATURES, HALF_LIFE_H, RECENCY
 from .temporal_index import TEMPORAL_TOPIC
 
@@ -166,6 +166,7 @@ REQUESTS: Final = "gold.temporal_requests"
 _K: Final = 50
 _K_MAX: Final = 500
 _REQUEST_HOURS: Final = 24
+_REQUESTS_FEW: Final = 1_000
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 _REQUESTS_SCHEMA: Final = (
@@ -205,48 +206,48 @@ def _micros(at: datetime) -> int:
 def requests_of(events: DataFrame, context: JobContext) -> DataFrame:
     """The requests of the last hours (``request_hours``), with the ranges that they mean, and whether they were answered."""
     hours = setting(context, "request_hours", _REQUEST_HOURS, above=0)
-    told = events.where(F.col("topic") == TEMPORAL_TOPIC)
-    answered = (
-        told.where(F.col("type") == "TEMPORAL_RANGE_RESPONSE")
-        .select("space_id", text("request_id").alias("request_id"), F.lit(True).alias("_answered"))
-        .distinct()
-    )
+    is_request = F.col("type") == "TEMPORAL_RANGE_REQUEST"
+    is_recent = F.col("written_at") > as_of(context) - F.expr(f"INTERVAL '{hours}' HOUR")
     k = clipped(number("k"), 1.0, float(_K_MAX)).cast("int")
     start, end = instant("from"), instant("to")
-    given = F.when(start < end, F.array(F.struct(start.alias("start"), end.alias("end"))))
+    told = events.where(
+        (F.col("topic") == TEMPORAL_TOPIC) & ((is_request & is_recent) | (F.col("type") == "TEMPORAL_RANGE_RESPONSE"))
+    ).select(
+        *("space_id", "seq", is_request.alias("is_request")),
+        F.coalesce(text("request_id"), F.when(is_request, F.col("event_id"))).alias("request_id"),
+        F.struct(
+            F.col("ts").alias("requested_at"),
+            text("phrase").alias("phrase"),
+            text("person_id").alias("person_id"),
+            F.coalesce(text("tz"), F.lit("UTC")).alias("tz"),
+            F.coalesce(k, F.lit(setting(context, "k", _K, above=0))).alias("k"),
+            F.when(start < end, F.array(F.struct(start.alias("start"), end.alias("end")))).alias("given"),
+        ).alias("request"),
+    )
     of_phrase = F.transform(
-        _meant(text("phrase"), F.unix_micros("ts"), text("tz")),
+        _meant("phrase", F.unix_micros("requested_at"), "tz"),
         lambda each: F.struct(
             F.timestamp_micros(each["start"]).alias("start"), F.timestamp_micros(each["end"]).alias("end")
         ),
     )
-    asked = told.where(
-        (F.col("type") == "TEMPORAL_RANGE_REQUEST")
-        & (F.col("written_at") > as_of(context) - F.expr(f"INTERVAL '{hours}' HOUR"))
-    ).select(
-        "space_id",
-        F.coalesce(text("request_id"), F.col("event_id")).alias("request_id"),
-        F.col("ts").alias("requested_at"),
-        text("phrase").alias("phrase"),
-        text("person_id").alias("person_id"),
-        F.coalesce(text("tz"), F.lit("UTC")).alias("tz"),
-        F.coalesce(k, F.lit(setting(context, "k", _K, above=0))).alias("k"),
-        F.coalesce(given, of_phrase).alias("ranges"),
-        F.col("seq"),
-    )
-    # Of two requests with one id the first counts: whoever sends again asks the same.
-    first = Window.partitionBy("space_id", "request_id").orderBy("seq")
     return (
-        asked.withColumn("_turn", F.row_number().over(first))
-        .where(F.col("_turn") == 1)
-        .join(answered, ["space_id", "request_id"], "left")
-        .withColumn("is_answered", F.coalesce("_answered", F.lit(False)))
+        told.groupBy("space_id", "request_id")
+        .agg(
+            # Of two requests with one id the first counts: whoever sends again asks the same.
+            F.min_by("request", F.when(F.col("is_request"), F.col("seq"))).alias("request"),
+            F.bool_or(~F.col("is_request")).alias("is_answered"),
+        )
+        .where("request is not null")
+        .select("space_id", "request_id", "request.*", "is_answered")
+        .withColumn("ranges", F.coalesce("given", of_phrase))
         .withColumn("is_understood", F.size("ranges") > 0)
         .select(*_REQUEST_COLUMNS)
     )
 
 
-def candidates_of(requests: DataFrame, features: DataFrame, scores: DataFrame) -> DataFrame:
+def candidates_of(
+    requests: DataFrame, features: DataFrame, scores: DataFrame, near: Callable[[DataFrame], DataFrame]
+) -> DataFrame:
     """
     The events in each request's ranges, at most its ``k``, the most recent first.
 
@@ -254,6 +255,7 @@ def candidates_of(requests: DataFrame, features: DataFrame, scores: DataFrame) -
         requests: From ``requests_of``.
         features: ``gold.temporal_features``.
         scores: ``gold.recency``, for each space's half-life; how recent an event is, is seen from its request.
+        near: How requests meet the features (``held``).
     """
     half_lives = scores.groupBy(F.col("space_id").alias("_space")).agg(F.max("half_life_h").alias("half_life_h"))
     wanted = requests.select(
@@ -270,7 +272,7 @@ def candidates_of(requests: DataFrame, features: DataFrame, scores: DataFrame) -
     )
     half_life_h = F.coalesce("half_life_h", F.lit(HALF_LIFE_H))
     found = (
-        features.join(wanted, is_within)
+        features.join(near(wanted), is_within)
         # Ranges of one request may overlap; an event is one candidate all the same.
         .dropDuplicates(["space_id", "request_id", "event_id", "ts"])
         .withColumn("recency", recency(F.col("ts"), F.col("requested_at"), half_life_h))
@@ -302,8 +304,10 @@ def _reason() -> Column:
 
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    requests = requests_of(tables["silver.events"], context)
-    return {REQUESTS: requests, CANDIDATES: candidates_of(requests, tables[FEATURES], tables[RECENCY])}
+    requests, count, near = held(requests_of(tables["silver.events"], context), few=_REQUESTS_FEW)
+    # Mostly nobody asks: then nothing is looked through for an answer.
+    features, scores = (tables[table] if count else tables[table].limit(0) for table in (FEATURES, RECENCY))
+    return {REQUESTS: requests, CANDIDATES: candidates_of(requests, features, scores, near)}
 
 
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:

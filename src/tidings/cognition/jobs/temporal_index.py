@@ -205,7 +205,8 @@ def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
     )
     expired_at = F.col("ts") + F.expr(f"INTERVAL '{ttl}' DAY")
     of_late = (expired_at <= now) & (expired_at > now - F.expr(f"INTERVAL '{days}' DAY"))
-    found = moments(told.join(hit, ["space_id", "ts"], "left").where(F.col("_hit") | of_late).drop("_hit"), context)
+    chosen, count, near = held(told.join(hit, ["space_id", "ts"], "left").where(F.col("_hit") | of_late).drop("_hit"))
+    found = moments(chosen if count else told.limit(0), context)
     # The earliest erasure that names a moment is the one that took it away.
     erased = tables[ERASURES].withColumnRenamed("space_id", "_space")
     names_it = F.when(F.col("is_person"), F.col("object_id") == F.col("person_id")).otherwise(
@@ -219,13 +220,13 @@ def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
     rows = index_rows(found, context).join(first, list(_KEY), "left")
     is_erased, is_expired = F.col("erasure").isNotNull(), F.col("expires_at") <= now
     columns = ("space_id", "g", "time_bucket", "doc_id", "ts", "hash")
-    listed = rows.where(is_erased | is_expired).select(
+    gone = rows.where(is_erased | is_expired).select(
         *columns,
         F.when(is_erased, "erased").otherwise("expired").alias("reason"),
         F.col("erasure.erased_by").alias("erased_by"),
         F.coalesce("erasure.issued_at", "expires_at").alias("gone_at"),
     )
-    gone, _, near = held(listed)
+    gone = gone.localCheckpoint(eager=False) if count else gone
     present = index.join(near(gone.select("hash")), "hash", "left_semi").select("hash", F.lit(True).alias("_present"))
     # An index that was not made for long holds what is past its life.
     left = index.where((F.col("expires_at") <= now) & ~of_late).select(

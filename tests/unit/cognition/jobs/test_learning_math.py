@@ -20,9 +20,6 @@ from tidings.cognition.jobs.learning_math import (
     fit_temperature,
     learning_rate,
     log_loss,
-    logit,
-    population_stability_index,
-    z_score,
 )
 from tidings.cognition.ports import sigmoid
 
@@ -122,38 +119,11 @@ def test_bins_take_what_lies_outside() -> None:
     assert [bin_of(v, 2.0, 2.0, 10) for v in (1.0, 2.0, 3.0)] == [0, 5, 9]
 
 
-@pytest.mark.req("L6")
-def test_stability_index_by_hand() -> None:
-    """(0.7 - 0.5) ln(0.7 / 0.5) + (0.3 - 0.5) ln(0.3 / 0.5)."""
-    expected = 0.2 * math.log(1.4) - 0.2 * math.log(0.6)
-
-    assert population_stability_index([70, 30], [5, 5]) == pytest.approx(expected)
-    assert population_stability_index([3, 3], [50, 50]) == 0.0
-    assert population_stability_index([], []) == 0.0
-    assert math.isfinite(population_stability_index([10, 0], [0, 10]))
-
-
-def test_z_score_by_hand() -> None:
-    """A mean of 4 values 1 away from a reference with deviation 2 lies one standard error off; no width, no answer."""
-    assert z_score(6.0, 4, 5.0, 2.0) == pytest.approx(1.0)
-    assert z_score(6.0, 4, 5.0, 0.0) is None
-
-
-@given(st.floats(-30, 30))
-def test_logit_undoes_sigmoid_where_it_can(z: float) -> None:
-    """Within the floor logit and sigmoid are inverse; beyond it logit stays finite."""
-    p = sigmoid(z)
-
-    assert math.isfinite(logit(p))
-    if 1e-5 < p < 1 - 1e-5:
-        assert logit(p) == pytest.approx(z, abs=1e-4)
-
-
 @given(st.lists(st.tuples(st.floats(0, 1), st.sampled_from([0.0, 1.0])), min_size=1, max_size=40))
 def test_scores_stay_in_their_ranges(pairs: list[tuple[float, float]]) -> None:
     """Brier and calibration error lie in 0..1 and loss is finite, whatever the rows; a fit never fails on them."""
     rows = [Scored(*pair) for pair in pairs]
-    zs, ys = [logit(row.p) for row in rows], [row.y for row in rows]
+    zs, ys = [40 * row.p - 20 for row in rows], [row.y for row in rows]
 
     assert 0 <= brier(rows) <= 1
     assert 0 <= expected_calibration_error(rows) <= 1
