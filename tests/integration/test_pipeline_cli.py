@@ -98,7 +98,20 @@ def test_a_damaged_lake_is_made_whole(tmp_path: Path) -> None:
     assert (done["rebuilt_jobs"], done["lost"]) == (["topic_minutes"], [])
     assert said("pipeline", "verify", *options)["is_equal"]
     assert {table: workspace.rows(table, "topic") for table in before} == before
-    assert said("pipeline", "repair", *options)["files"] == []
+    for table in ("silver.segments", "gold.topic_minutes"):
+        log = workspace.lake.folder(table).path / "_delta_log"
+        max(log.glob("*.json")).write_text("{ no json")
+
+    done = said("pipeline", "repair", *options)
+
+    assert set(done["logs"]) == {"silver.segments", "gold.topic_minutes"}
+    assert (done["rebuilt_jobs"], done["rebuilt_silver"]) == (["topic_minutes"], ["silver.segments"])
+    assert workspace.rows("gold.topic_minutes", "topic") == before["gold.topic_minutes"]
+    assert said("pipeline", "repair", *options)["logs"] == {}
+    workspace.append(event(number, f"t{number % 2}") for number in range(40, 50))
+    assert said("pipeline", "run", "--once", "--jobs", "topic_minutes", *options)["rows"] == 10
+    assert sum(workspace.column("gold.topic_minutes", "events")) == 50
+    assert said("pipeline", "verify", *options)["is_equal"]
 
 
 @pytest.mark.usefixtures("shared")
@@ -126,8 +139,10 @@ def test_a_lake_in_an_object_store(tmp_path: Path, s3_url: str) -> None:
     assert said("pipeline", "report", "-o", page, *options)["events"] == 50
     lake = Lake(bucket, SYSTEM_CLOCK)
     file = lake.files("bronze.events")[0]
-    file.folder.delete([file.name])
-    assert said("pipeline", "repair", *options)["recovered"] == file.rows
+    file.folder.delete([file.name, *(name for name in file.folder.sizes() if "_delta_log/" in name)])
+    done = said("pipeline", "repair", *options)
+    assert (list(done["logs"]), done["recovered"], done["lost"]) == (["bronze.events"], file.rows, [])
+    assert done["set_aside"] == [str(file.folder)]
     assert said("pipeline", "verify", *options)["is_equal"]
     assert not (workspace.folder / "lake").exists()
     failed = invoke("table", "list", "-w", workspace.folder, "--lake", "s3://nowhere/lake", *given, "--debug")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -26,7 +26,7 @@ from .session import DryRunOption, Session, command
 # Everything that brings PySpark, DuckDB or Arrow along is imported where it is used: `tidings --help` must not wait for it.
 if TYPE_CHECKING:
     from tidings.pipeline.jobs.job import Job
-    from tidings.pipeline.repair import BronzeRepair, Damage, LakeRepairPlan
+    from tidings.pipeline.repair import LakeRepair
     from tidings.pipeline.runner import Pipeline, RunReport
     from tidings.pipeline.session import SessionOnDemand
 
@@ -230,6 +230,8 @@ def backfill(
 
     The tables are replaced as a whole when they are ready; until then readers see the old ones.
     """
+    from tidings.pipeline.silver import FROM_THE_BEGINNING
+
     settings = _settings(master, remote, setting)
     with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
         publisher = SummaryPublisher(session, token)
@@ -240,7 +242,7 @@ def backfill(
             lambda: _jobs(jobs, sets),
             publisher,
             is_again=True,
-            is_silver_anew=is_silver,
+            silver_anew=FROM_THE_BEGINNING if is_silver else (),
         )
     if report is not None and report.failed:
         raise typer.Exit(ExitCode.PROBLEM)
@@ -375,65 +377,60 @@ def repair(
     is_spark_loud: SparkLogOption = False,
 ) -> None:
     """
-    Find files of the tables that are gone or cannot be read, and make the tables whole again. Exit code 1 if something is lost.
+    Find what of the lake is gone or cannot be read, and make it whole again. Exit code 1 if something is lost.
 
     Bronze gets what it lacks from the log or from silver, also lines that were quarantined and that the log now has whole; what
     neither has is named, here and in bronze.quarantine. The other tables are made anew from bronze. Readers see the old version
-    of a table until the new one is whole. Records that were erased from the lake alone may be back: run the pipeline with all its
-    jobs and `tidings pipeline scrub` then.
+    of a table until the new one is whole. A table whose own log (_delta_log) is damaged is made in another folder, and keeps what
+    only its files have; lake.json is written anew from what the tables say. Records that were erased from the lake alone may be
+    back: run the pipeline with all its jobs and `tidings pipeline scrub` then.
     """
     from tidings.pipeline.jobs.registry import all_jobs
     from tidings.pipeline.log_place import LogPlace
-    from tidings.pipeline.repair import BronzeRepair, drop_damaged, find_damage, plan_repair, repair_bronze
+    from tidings.pipeline.repair import LakeRepair
     from tidings.pipeline.storage import Storage
 
     session.settings()  # says so if there is no log
     settings = _settings(master, remote, setting)
     pipeline = _pipeline(session, settings)
-    lake = pipeline.lake
+    run = os.urandom(_RUN_ID_BYTES).hex()
+    place = LogPlace(Storage.of(session.workspace))
+    work = LakeRepair(pipeline.lake, place, settings, all_jobs(), run=run, now_ns=session.clock.now_ns())
     with session.out.progress("reading the tables (files)", None) as advance:
-        damage = find_damage(lake, advance)
-    plan = plan_repair(damage, all_jobs())
-    done = BronzeRepair()
+        work.look(advance)
     if not is_dry_run:
-        done = repair_bronze(
-            lake,
-            LogPlace(Storage.of(session.workspace)),
-            damage,
-            settings,
-            run=os.urandom(_RUN_ID_BYTES).hex(),
-            now_ns=session.clock.now_ns(),
-        )
-        drop_damaged(lake, damage, plan.dropped, now_ns=session.clock.now_ns())
-        is_silver_anew = plan.is_silver_anew or done.has_changed
-        if is_silver_anew or plan.jobs:
+        work.mend()
+        if work.jobs or work.silver_anew:
             with (
                 _session(settings, is_loud=is_spark_loud, out=session.out) as spark,
                 RunProgress(session.out, session.clock) as progress,
             ):
-                again = {job.name for job in plan.jobs}
-                report = pipeline.run(spark, plan.jobs, again=again, is_silver_anew=is_silver_anew, progress=progress)
+                again = {job.name for job in work.jobs}
+                report = pipeline.run(spark, work.jobs, again=again, silver_anew=work.silver_anew, progress=progress)
             for job in report.failed:
                 session.out.note(f"FAILED {job.name}: {job.error.problem if job.error is not None else ''}")
-    _show_repair(session.out, damage, plan, done, is_dry_run=is_dry_run)
-    if damage.logs or done.lost:
+    _show_repair(session.out, work, is_dry_run=is_dry_run)
+    if work.done.lost:
         raise typer.Exit(ExitCode.PROBLEM)
 
 
-def _show_repair(out: Output, damage: Damage, plan: LakeRepairPlan, done: BronzeRepair, *, is_dry_run: bool) -> None:
+def _show_repair(out: Output, work: LakeRepair, *, is_dry_run: bool) -> None:
+    damage, done = work.damage, work.done
     files = [(table, each) for table, found in damage.files.items() for each in found]
     if out.is_json:
         out.json(
             {
                 "carried_out": not is_dry_run,
                 "files": [{"table": table, "file": each.file.name, "problem": each.problem} for table, each in files],
-                "unreadable_logs": dict(damage.logs),
+                "logs": dict(damage.logs),
+                "lake_json": work.is_meta_made,
                 "missing_records": damage.missing_count,
                 "recovered": done.recovered,
                 "healed_lines": done.healed,
                 "lost": [list(each) for each in done.lost],
-                "rebuilt_jobs": [job.name for job in plan.jobs],
-                "dropped": sorted(plan.dropped),
+                "rebuilt_jobs": [job.name for job in work.jobs],
+                "rebuilt_silver": sorted(work.silver_anew),
+                "set_aside": work.set_aside,
             }
         )
         return
@@ -443,15 +440,20 @@ def _show_repair(out: Output, damage: Damage, plan: LakeRepairPlan, done: Bronze
             ("table", "file", "problem"),
             ((table, each.file.name, each.problem) for table, each in files),
         )
+    if work.is_meta_made:
+        out.text("lake.json is missing or cannot be read")
     for table, problem in damage.logs.items():
-        out.text(f"{table}: its own log cannot be read ({problem}); delete its folder, and the next run makes it anew")
+        out.text(f"{table}: its own log is damaged: {problem}")
+    found = f"{len(files)} damaged files and {len(damage.logs)} damaged logs"
     if is_dry_run:
-        out.text(f"{len(files)} damaged files; bronze lacks {damage.missing_count} records; nothing was changed")
+        out.text(f"{found}; bronze lacks {damage.missing_count} records; nothing was changed")
         return
     out.text(
-        f"{len(files)} damaged files; {done.recovered} of {damage.missing_count} missing records came back;"
-        f" {done.healed} rows left the quarantine; {len(plan.jobs)} jobs were done again"
+        f"{found}; {done.recovered} of {damage.missing_count} missing records came back;"
+        f" {done.healed} rows left the quarantine; {len(work.jobs)} jobs were done again"
     )
+    for place in work.set_aside:
+        out.text(f"set aside, to be deleted when nobody needs it: {place}")
     for first, last in done.lost:
         out.text(f"LOST: seq {first} to {last}: only the lake had them")
 
@@ -535,18 +537,22 @@ def _run_once(
     *,
     accepts_epoch: bool = False,
     is_again: bool = False,
-    is_silver_anew: bool = False,
+    silver_anew: Container[str] = (),
     is_paced: bool = False,
     request: str = "",
 ) -> RunReport | None:
     """One run, told to whoever watches; ``None`` if there was nothing to do, which is found out without the jobs or Spark."""
     from tidings.log.embedded.layout import Layout
+    from tidings.pipeline.state_files import load_vacuumed
     from tidings.pipeline.status import idle_at
 
     session.settings()  # says so if there is no log
     layout = Layout(session.workspace)
     if request and (until := idle_at(session.lake, layout, request)) is not None:
-        _show_nothing_new(session.out, layout.read_meta(OsDisk()).epoch, until)
+        epoch = layout.read_meta(OsDisk()).epoch
+        _show_nothing_new(session.out, epoch, until)
+        if load_vacuumed(session.lake, epoch).due(settings.vacuum_hours, session.clock.now_ns()):
+            _keep_house(session, settings)
         return None
     chosen = jobs()
     with RunProgress(session.out, session.clock) as progress:
@@ -555,13 +561,21 @@ def _run_once(
             chosen,
             accepts_epoch=accepts_epoch,
             again={job.name for job in chosen} if is_again else (),
-            is_silver_anew=is_silver_anew,
+            silver_anew=silver_anew,
             is_paced=is_paced,
             request=request,
             progress=progress,
         )
     _show_run(session.out, report, publisher)
     return report
+
+
+def _keep_house(session: Session, settings: PipelineSettings) -> None:
+    """Delete old files for which it is time."""
+    from tidings.pipeline.housekeeping import keep_house
+    from tidings.pipeline.lake import Lake
+
+    keep_house(Lake(session.lake, session.clock), settings, now_ns=session.clock.now_ns(), tables=())
 
 
 def _show_nothing_new(out: Output, epoch: str, until: int) -> None:

@@ -21,7 +21,7 @@ def show_status(out: Output, pipeline: Pipeline) -> None:
     epoch = "" if meta is None else meta.epoch
     reached, pending = pipeline.reached(), pipeline.pending()
     states = JobStates(pipeline.lake.storage, epoch)
-    tables = table_statuses(pipeline.lake, states, reached=reached, pending=pending)
+    tables = table_statuses(pipeline.lake, states, reached=reached, pending=pending, has_news=pipeline.has_news)
     failed = states.failed()
     if out.is_json:
         out.json(

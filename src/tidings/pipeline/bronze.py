@@ -19,13 +19,13 @@ import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 
 from .bronze_task import ArchiveTarget, Failed, Message, Planned, Written, decode_message
-from .errors import LakeConflict
+from .errors import LakeConflict, LakeDamaged
 from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
 from .session import Progress, ProgressStep, translate_spark_errors, watched
 from .settings import PipelineSettings
 from .source import Gap, LogSource, SourceChunk, bundles
-from .state_files import load_hints, save_hints
+from .state_files import archived_seq, load_hints, save_hints
 from .table_files import dataset, write_file
 
 if TYPE_CHECKING:
@@ -228,6 +228,23 @@ def bronze_state(lake: Lake) -> BronzeState:
     return BronzeState(int(note["seq"]), int(note["batch"]), str(note["epoch"])) if note else BronzeState()
 
 
+def check_reach(lake: Lake) -> None:
+    """
+    Make sure that bronze has not lost commits: the files that they named would be taken for old ones, and be deleted.
+
+    Raises:
+        LakeDamaged: It has.
+    """
+    reached, until = bronze_state(lake).seq, archived_seq(lake.storage, lake.epoch)
+    if reached < until:
+        raise LakeDamaged(str(lake.folder(BRONZE_EVENTS.name)), ends_early(reached, until))
+
+
+def ends_early(reached: int, until: int) -> str:
+    """What is the matter with a bronze that has lost commits."""
+    return f"its log ends at seq {reached}, and it held the records up to {until}"
+
+
 def messages_of(frame: DataFrame) -> list[Message]:
     """Have the tasks of an archiving read do their work; what they say."""
     return [decode_message(row[0]) for row in frame.collect()]
@@ -271,7 +288,7 @@ def without_repeats(fresh: Any, known: Any) -> pa.Table:
         return duck.sql(
             "select fresh.* from fresh anti join known"
             " on fresh.file = known.file and fresh.byte_offset = known.byte_offset and fresh.reason = known.reason"
-            " and fresh.epoch = known.epoch"
+            " and fresh.epoch = known.epoch and fresh.last_seq is not distinct from known.last_seq"
         ).to_arrow_table()
 
 

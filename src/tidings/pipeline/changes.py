@@ -155,7 +155,7 @@ class Changes:
             if "digest" in note:
                 return [0, 0, note["digest"]]
             if int(note.get("seq", 0)) <= self.until:  # what came while the run is under way is the next one's
-                return [version, int(note.get("seq", 0))]
+                return [version, int(note.get("seq", 0)), *self._moved(table)]
         return [-1, 0]
 
     def _commits(self, table: str) -> Iterator[tuple[int, Note]]:
@@ -175,17 +175,22 @@ class Changes:
 
     def _changes(self, table: str, position: Sequence[Any] | None) -> list[Note] | None:
         """The notes of a table's commits since a position; ``None`` if all of it may have changed."""
-        if position is None:
+        if position is None or list(position[2:]) != self._moved(table):
             return None
         found: list[Note] = []
         for version, note in self._commits(table):
             if version <= position[0]:
-                return found
+                # A table that lost its last commit has another one by the same number.
+                return found if version < position[0] or int(note.get("seq", 0)) == position[1] else None
             if note.get("days", ()) is None or int(note.get("seq", -1)) < position[1]:
                 return None
             found.append(note)
         # It was not there then, or its log does not go back that far.
         return found if position[0] < 0 and all("days" not in note for note in found) else None
+
+    def _moved(self, table: str) -> list[str]:
+        """Where a repair made the table anew, if it did: its versions count from there."""
+        return [self.lake.moved[table]] if table in self.lake.moved else []
 
     def _grown(
         self, windows: Mapping[str, InputWindow], positions: Mapping[str, Sequence[Any]]

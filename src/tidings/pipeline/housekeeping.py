@@ -4,8 +4,9 @@ Keeping the tables small, by delta-rs's own means and on a schedule that each ta
 - Every ``checkpoint_commits`` commits the table's log gets a checkpoint, and entries older than ``keep_hours`` are deleted, so a
   commit costs the same however many came before it.
 - Small files are put together when a table has ``compact_files_min`` of them, in a commit that changes no row.
-- Every ``vacuum_hours`` files that are no part of the table any more, and were not for ``keep_hours``, are deleted; whoever
-  reads an older version has that long to finish. What runs that died left behind goes the same way.
+- Every ``vacuum_hours`` files that are no part of the table any more, and were not for ``keep_hours``, are deleted, and so are
+  old entries of its log; whoever reads an older version has that long to finish. What runs that died left behind goes the
+  same way. This comes also if nothing is new.
 
 The note of the last commit is repeated by each of these commits: it is read from the last one.
 """
@@ -15,25 +16,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Final
 from urllib.parse import unquote
 
-import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 from deltalake import WriterProperties
 
-from .errors import LakeConflict
+from .errors import LakeConflict, LakeDamaged
 from .lake import NO_HOOKS, Lake, log_file, properties, table_settings
 from .settings import PipelineSettings
-from .state_files import StateFile, load_state
-
-_STATE: Final = "housekeeping.json"
-_HOUR_NS: Final = 3_600_000_000_000
-
-
-class _Vacuumed(StateFile, frozen=True):
-    at_ns: dict[str, int] = msgspec.field(default_factory=dict)
-    """When each table was last looked through."""
+from .state_files import load_vacuumed, save_vacuumed
 
 
 @dataclass(slots=True)
@@ -54,31 +45,31 @@ def keep_house(lake: Lake, settings: PipelineSettings, *, now_ns: int, tables: I
     Do what is due for these tables, or for all there are. Needs no Spark.
 
     Old files are deleted from every table for which it is time, also from those that are not named: what was replaced once, and
-    never again, goes too. A table that another run commits to meanwhile is left for the next time.
+    never again, goes too. A table that another run commits to meanwhile, or that is damaged, is left for the next time.
     """
     done = Upkeep()
     meta = lake.meta()
     if meta is None:
         return done
-    state = load_state(lake.storage, _STATE, _Vacuumed, meta.epoch, has_checksum=False) or _Vacuumed(meta.epoch)
+    state = load_vacuumed(lake.storage, meta.epoch)
+    due = state.due(settings.vacuum_hours, now_ns)
     at_ns = dict(state.at_ns)
-    chosen = dict.fromkeys(lake.tables() if tables is None else tables)
-    for table in {**chosen, **at_ns}:
-        is_due = now_ns - at_ns.get(table, now_ns) >= settings.vacuum_hours * _HOUR_NS
-        if not (table in chosen or is_due) or not lake.exists(table):
-            continue
+    for table in dict.fromkeys([*(lake.tables() if tables is None else tables), *sorted(due)]):
+        is_due = table in due or not settings.vacuum_hours
         try:
+            if not lake.exists(table):
+                continue
             _apply_settings(lake, table, settings)
             done.compacted_files += compact(lake, table, settings)
             if is_due:
                 done.deleted_files += vacuum(lake, table, keep_hours=settings.keep_hours)
-            done.checkpoints += checkpoint(lake, table, settings.checkpoint_commits)
-        except LakeConflict:
+            done.checkpoints += checkpoint(lake, table, settings.checkpoint_commits, is_due=is_due)
+        except (LakeConflict, LakeDamaged):
             continue
         at_ns[table] = now_ns if is_due else at_ns.get(table, now_ns)
     if at_ns != state.at_ns:
         with lake.writing(lake.storage):
-            lake.storage.replace(_STATE, msgspec.json.encode(_Vacuumed(meta.epoch, at_ns)) + b"\n")
+            save_vacuumed(lake.storage, meta.epoch, at_ns)
     return done
 
 
@@ -144,19 +135,23 @@ def _doomed(lake: Lake, table: str, keep_hours: int) -> set[str]:
     return {unquote(name) for name in listed} & lake.folder(table).sizes().keys() if listed else set()
 
 
-def checkpoint(lake: Lake, table: str, commits_min: int) -> bool:
-    """Sum a table's log up if that was not done for so many commits, and delete what of it is old; whether it was."""
+def checkpoint(lake: Lake, table: str, commits_min: int, *, is_due: bool = False) -> bool:
+    """
+    Sum a table's log up if that was not done for so many commits; whether it was. What of the log is old and summed up is then
+    deleted, and also if that ``is_due``.
+    """
     last = lake.folder(table).read("_delta_log/_last_checkpoint")
     before = -1 if last is None else int(json.loads(last).get("version", -1))
     with lake.changing(table):
         target = lake.open(table)
-        if target.version() - before < commits_min:
-            return False
-        target.create_checkpoint()
-        # Nothing may be deleted before what stands for it lasts.
-        lake.sync(table, log_file(int(target.version()), "checkpoint.parquet"), "_delta_log/_last_checkpoint")
-        target.cleanup_metadata()
-    return True
+        is_time = target.version() - before >= commits_min
+        if is_time:
+            target.create_checkpoint()
+            # Nothing may be deleted before what stands for it lasts.
+            lake.sync(table, log_file(int(target.version()), "checkpoint.parquet"), "_delta_log/_last_checkpoint")
+        if is_time or (is_due and before >= 0):
+            target.cleanup_metadata()
+    return bool(is_time)
 
 
 def _apply_settings(lake: Lake, table: str, settings: PipelineSettings) -> None:

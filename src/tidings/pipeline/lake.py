@@ -6,6 +6,7 @@ The lake: Delta tables in a folder or an object store, written without Delta's o
       positions.json, archived.json, jobs.json     see ``state_files`` and ``status``
       tables/<layer>/<name>/            the data files, and _delta_log
       tables-<epoch>/...                the same, of an epoch that the log was given later
+      tables/<layer>/<name>-<number>/   a table that a repair made anew, because what is in the folder of its name cannot be read
 
 Data files are written first and are seen by nobody; one commit to the table's log then adds them, together with the
 application's own count (``app``, ``version``) and a note. So a step that is repeated after a crash is found to be done, or
@@ -72,6 +73,8 @@ class LakeMeta(msgspec.Struct, frozen=True):
     epoch: str
     tables: str = _TABLES
     """The folder of the tables of this epoch; those of ended ones stay in theirs."""
+    moved: dict[str, str] = {}
+    """For each table that is not in the folder of its name, in which one beside it."""
 
 
 class Lake:
@@ -85,31 +88,46 @@ class Lake:
 
     def __init__(self, place: Storage | Path | str, clock: Clock) -> None:
         self.storage = Storage.of(place)
-        self._clock = clock
+        self.clock = clock
         self._opening = threading.Lock()
         self._opened: dict[str, DeltaTable] = {}
-        self._tables: Storage | None = None
+        self._meta: LakeMeta | None = None
+        self._is_apart = False
 
     # What there is
 
     def folder(self, table: str) -> Storage:
         """Where a table is."""
+        meta = self._meta or self.meta()
+        return self._folder(table, meta)
+
+    def _folder(self, table: str, meta: LakeMeta | None) -> Storage:
         layer, _, name = table.partition(".")
-        return self.tables_folder.child(layer, name)
+        tables, moved = (_TABLES, None) if meta is None else (meta.tables, meta.moved.get(table))
+        return self.storage.child(tables, layer, moved or name)
 
     @property
     def tables_folder(self) -> Storage:
         """Where the tables of the present epoch are."""
-        if self._tables is None:
-            self.meta()
-        return self._tables or self.storage.child(_TABLES)
+        meta = self._meta or self.meta()
+        return self.storage.child(_TABLES if meta is None else meta.tables)
 
     def tables(self) -> list[str]:
         """The names of the tables there are."""
+        return [name for name in self.folders() if self.exists(name)]
+
+    def folders(self) -> list[str]:
+        """The names of the tables that have a folder, also of those that cannot be opened."""
         folder = self.tables_folder
         with translate_read_errors(folder):
-            names = [f"{layer}.{name}" for layer in folder.folders() for name in folder.folders(layer)]
-        return [name for name in names if self.exists(name)]
+            found = {f"{layer}.{name}" for layer in folder.folders() for name in folder.folders(layer)}
+        return sorted({name for name in found if "-" not in name} | self.moved.keys())
+
+    @property
+    def moved(self) -> Mapping[str, str]:
+        """The tables that are not in the folder of their name, and in which they are."""
+        meta = self._meta or self.meta()
+        return {} if meta is None else meta.moved
 
     def exists(self, table: str) -> bool:
         """Whether the table was made."""
@@ -140,31 +158,64 @@ class Lake:
             return found
 
     def meta(self) -> LakeMeta | None:
-        """Which log the tables were made from; ``None`` before the first run."""
+        """
+        Which log the tables were made from, and where they are; ``None`` before the first run.
+
+        Raises:
+            LakeDamaged: The file cannot be read.
+        """
+        if not self._is_apart:
+            self._meta = self._read_meta()
+        return self._meta
+
+    @property
+    def epoch(self) -> str:
+        """The epoch of the log that the tables were made from; empty before the first run."""
+        meta = self._meta or self.meta()
+        return "" if meta is None else meta.epoch
+
+    def _read_meta(self) -> LakeMeta | None:
         try:
             data = self.storage.read(_META)
         except OSError as error:
             kind = LakeDamaged if self.storage.is_local else LakeUnreachable
             raise kind(self.storage.uri(_META), error.strerror or words_of(error)) from error
-        if data is None:
-            return None
         try:
-            meta = msgspec.json.decode(data, type=LakeMeta)
+            return None if data is None else msgspec.json.decode(data, type=LakeMeta)
         except msgspec.DecodeError as error:
-            damaged = LakeDamaged(self.storage.uri(_META), f"cannot be understood: {error}")
-            damaged.hint = (
-                "put the file back from a backup; or move the lake away, and a run makes another from the log"
-            )
-            raise damaged from error
-        self._tables = self.storage.child(meta.tables)
-        return meta
+            raise LakeDamaged(self.storage.uri(_META), f"cannot be understood: {error}") from error
 
     def begin(self, epoch: str) -> None:
         """Note which log the tables are made from. Tables of an epoch before it stay where they are, and are no part of the lake."""
         tables = _TABLES if self.meta() is None else f"{_TABLES}-{epoch}"
+        self.seen_as(LakeMeta(1, epoch, tables)).save_meta()
+        self.meta()
+
+    def seen_as(self, meta: LakeMeta) -> Lake:
+        """The lake as it were if ``lake.json`` said this; nobody else sees it so before ``save_meta``."""
+        other = Lake(self.storage, self.clock)
+        other._meta, other._is_apart = meta, True
+        return other
+
+    def moving(self, table: str) -> Lake:
+        """The lake with a new and empty folder for a table; what is in its present one stays there."""
+        meta = self._meta or self.meta() or LakeMeta(1, "")
+        layer, _, name = table.partition(".")
+        numbers = [number for each, number in self.numbered(layer) if each == name]
+        return self.seen_as(
+            msgspec.structs.replace(meta, moved={**meta.moved, table: f"{name}-{max(numbers, default=1) + 1}"})
+        )
+
+    def numbered(self, layer: str) -> list[tuple[str, int]]:
+        """The folders of a layer that tables were moved to: the tables' names and the folders' numbers."""
+        with translate_read_errors(self.tables_folder):
+            found = [name.rpartition("-") for name in self.tables_folder.folders(layer)]
+        return [(name, int(number)) for name, _, number in found if name and number.isdecimal()]
+
+    def save_meta(self) -> None:
+        """Have ``lake.json`` say how the lake is seen here."""
         with self.writing(self.storage):
-            self.storage.replace(_META, msgspec.json.encode(LakeMeta(1, epoch, tables)) + b"\n")
-        self._tables = self.storage.child(tables)
+            self.storage.replace(_META, msgspec.json.encode(self._meta) + b"\n")
 
     # Reading
 
@@ -288,6 +339,8 @@ class Lake:
             LakeUnwritable: There is no room, or no permission.
         """
         folder = self.folder(table)
+        if not self._is_apart and self._folder(table, self._read_meta()) != folder:
+            raise LakeConflict(str(folder), "a repair moved it meanwhile")
         days = sorted(day.isoformat() for day in replaces) if not isinstance(replaces, str) else None
         with self.changing(table):
             target = self._made(table, schema, is_by_day=is_by_day, is_replaced=replaces == "all")
@@ -373,7 +426,7 @@ class Lake:
 
     def adds(self, entries: Sequence[Mapping[str, Any]]) -> list[AddAction]:
         """What makes written files a part of their table, in the order of their names."""
-        now_ms = self._clock.now_ns() // 1_000_000
+        now_ms = self.clock.now_ns() // 1_000_000
         return [add_action(entry, now_ms=now_ms) for entry in sorted(entries, key=lambda entry: str(entry["name"]))]
 
     def append(

@@ -1,10 +1,15 @@
 """
-Finding what of the lake is missing or cannot be read, and making bronze whole again, from the log and from silver.
+Finding what of the lake is missing or cannot be read, and making it whole again, from the log and from what else the lake has.
 
 What bronze lacks is told by its seqs: every record has one, and none is left out. So one look finds records whose file is gone
 and lines that were quarantined, or dropped unread, and that the log now has whole. They are added, and the files that cannot
 be read are taken out, in one commit; until then readers see the old version. What neither log nor silver has any more is
-lost, and the quarantine says so. The tables that are made from bronze are then made anew by the pipeline itself.
+lost, and the quarantine says so. What silver then lacks of bronze is told by seqs too. All other tables are made anew by the
+pipeline itself.
+
+A table whose own log cannot be read is begun in another folder, which ``lake.json`` names once it is whole. Bronze keeps what
+its files hold, for retention may have dropped it from the log: of rows that are in several of them, because files were put
+together or rewritten, one is taken, and an erased one rather than one that still says something.
 """
 
 from __future__ import annotations
@@ -13,6 +18,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+import duckdb
+import msgspec
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
@@ -21,33 +28,31 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from tidings.log.record import Record
 from tidings.log.segment import decode
 
-from .bronze import bronze_state
+from .bronze import bronze_state, ends_early
 from .errors import LakeDamaged, SegmentMissing
 from .jobs.job import Job
-from .lake import Lake, stem
+from .lake import Lake, LakeMeta, Note, stem
+from .line_conversion import BRONZE_ENCODING
 from .log_place import LogPlace
 from .schemas import (
     BRONZE_EVENTS,
     QUARANTINE,
-    SILVER_DEAD_LETTERS,
     SILVER_EVENTS,
-    SILVER_GROUP_CURSORS,
-    SILVER_SEGMENTS,
+    SILVER_GROUP_POSITIONS,
     SILVER_SYNC_EVENTS,
     arrow_schema,
 )
 from .segment_reader import read_ranges
 from .settings import PipelineSettings
+from .silver import FROM_THE_BEGINNING
 from .source import LogSource
-from .state_files import Hints
-from .table_files import DataFile, remove_action, translate_read_errors, write_file
+from .state_files import Hints, StateFile, archived_seq
+from .storage import Storage
+from .table_files import DataFile, entry_of, remove_action, translate_read_errors, write_file
 
 _APP: Final = "repair"
-_FROM_BRONZE: Final = frozenset(
-    table.name
-    for table in (SILVER_EVENTS, SILVER_SYNC_EVENTS, SILVER_GROUP_CURSORS, SILVER_DEAD_LETTERS, SILVER_SEGMENTS)
-)
-"""What every run can make again, from bronze or from the workspace's own files."""
+_MENDED: Final = frozenset(table.name for table in (BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS))
+"""What is made whole here."""
 _CHUNK_BYTES: Final = 64 << 20
 _LINE_BYTES_MAX: Final = 64 << 20
 _LOST: Final = "lost: its file in the lake is gone, and the log holds it no more"
@@ -70,11 +75,11 @@ class Damage:
     """What is the matter with a lake."""
 
     until: int
-    """The seq that bronze says it reaches to."""
+    """The seq that bronze says, or is known, to reach to."""
     files: Mapping[str, Sequence[DamagedFile]]
     """By table; a table that is not named is whole."""
     logs: Mapping[str, str]
-    """Tables whose own log cannot be read, and why: nothing can be committed to them."""
+    """Tables whose own log cannot be read or lacks commits, and why we know."""
     missing: Sequence[Range]
     """The seqs that the readable files of bronze lack."""
     present: Seqs = field(repr=False)
@@ -86,8 +91,15 @@ class Damage:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every file of every table can be read."""
+        """Whether every table can be opened, and every file of it read."""
         return not self.files and not self.logs
+
+    def readable(self, lake: Lake, table: str) -> list[DataFile]:
+        """The files of a table that are whole; of one without a log that can be read, all that lie in its folder."""
+        if table in self.logs:
+            return loose_files(lake, table)
+        bad = {each.file.name for each in self.files.get(table, ())}
+        return [file for file in lake.files(table) if file.name not in bad] if lake.exists(table) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,52 +107,153 @@ class BronzeRepair:
     """What became of bronze."""
 
     recovered: int = 0
-    """Records that came back."""
+    """Records that came back from the log or from silver."""
     healed: int = 0
     """Rows of the quarantine that are no longer true."""
     lost: Sequence[Range] = ()
     """Seqs of records that only the lake had, and has no more."""
 
-    @property
-    def has_changed(self) -> bool:
-        """Whether the table was changed."""
-        return bool(self.recovered or self.lost)
+
+class LakeRepair:
+    """
+    A repair of a lake: first ``look``, then perhaps ``mend``; what is left is a run of the pipeline over ``jobs``.
+
+    Args:
+        lake: What is repaired.
+        place: The log.
+        settings: How much memory may be used.
+        jobs: All jobs there are, in order.
+        run: A name that no other run has.
+        now_ns: The time.
+    """
+
+    def __init__(
+        self, lake: Lake, place: LogPlace, settings: PipelineSettings, jobs: Sequence[Job], *, run: str, now_ns: int
+    ) -> None:
+        self._lake = lake
+        self._place = place
+        self._settings = settings
+        self._run = run
+        self._now_ns = now_ns
+        self.jobs = jobs
+        """Those that write a damaged table: to be done again."""
+        self.silver_anew: frozenset[str] = frozenset()
+        """Tables that a run has to fill from the beginning."""
+        self._kept: frozenset[str] = frozenset()
+        """Tables that nothing can be made from again: they keep what can be read of them."""
+        self.is_meta_made = False
+        """Whether ``lake.json`` has to be written anew."""
+        self.damage = Damage(0, {}, {}, (), np.empty(0, np.int64))
+        self.done = BronzeRepair()
+        self.set_aside: list[str] = []
+        """The folders of damaged tables that begin anew elsewhere."""
+
+    def look(self, advance: Callable[[int], None] | None = None) -> None:
+        """
+        Find the damage, and what takes it away; nothing is changed. ``advance`` is told how many files were read so far.
+
+        Raises:
+            LakeUnreachable: The object store does not answer; that is no damage.
+            LakeDamaged: Nothing says which epoch the lake is of.
+        """
+        meta = find_meta(self._lake, self._place.layout.read_meta(self._place.disk).epoch)
+        if meta is not None:
+            self.is_meta_made = True
+            self._lake = self._lake.seen_as(meta)
+        self.damage = find_damage(self._lake, advance)
+        damaged = self.damage.files.keys() | self.damage.logs.keys()
+        self.jobs = [job for job in self.jobs if damaged & {output.table for output in job.writes}]
+        made = {output.table for job in self.jobs for output in job.writes}
+        self.silver_anew = frozenset(damaged) & FROM_THE_BEGINNING - ({SILVER_EVENTS.name} - self.damage.logs.keys())
+        self._kept = frozenset(damaged - made - self.silver_anew - _MENDED)
+
+    def mend(self) -> None:
+        """
+        Make bronze and its quarantine, silver's events and ``lake.json`` whole, and room for what is made anew.
+
+        Raises:
+            LakeConflict: A run committed meanwhile; run it again.
+            PositionLost, SegmentMissing: The log does not hold what it says.
+            LakeUnwritable
+        """
+        if self.is_meta_made:
+            self._lake.save_meta()
+            self._lake = Lake(self._lake.storage, self._lake.clock)
+        lake, damage = self._lake, self.damage
+        self.set_aside = [str(lake.folder(table)) for table in damage.logs]
+        self.done = repair_bronze(lake, self._place, damage, self._settings, run=self._run, now_ns=self._now_ns)
+        repair_silver_events(lake, damage, self.done, self._settings, run=self._run, now_ns=self._now_ns)
+        if (self.done.healed or self.done.lost) and lake.exists(SILVER_SYNC_EVENTS.name):
+            self.silver_anew |= {SILVER_SYNC_EVENTS.name}
+        make_room(lake, damage, self._kept, run=self._run, now_ns=self._now_ns)
 
 
-@dataclass(frozen=True, slots=True)
-class LakeRepairPlan:
-    """What is made anew."""
-
-    jobs: Sequence[Job]
-    """Those that write a damaged table, in order."""
-    is_silver_anew: bool
-    dropped: frozenset[str]
-    """Tables that nothing can be made from again: only their damaged files go."""
+# Finding it
 
 
-def plan_repair(damage: Damage, jobs: Sequence[Job]) -> LakeRepairPlan:
-    """What takes away the damage, once bronze is whole."""
-    damaged = frozenset(damage.files)
-    chosen = [job for job in jobs if damaged & {output.table for output in job.writes}]
-    made = {output.table for job in chosen for output in job.writes}
-    rest = damaged - made - {BRONZE_EVENTS.name, QUARANTINE.name}
-    return LakeRepairPlan(chosen, bool(rest & _FROM_BRONZE), rest - _FROM_BRONZE)
+def find_meta(lake: Lake, epoch: str) -> LakeMeta | None:
+    """
+    What ``lake.json`` has to say if it is missing or cannot be read; ``None`` if it is whole, or there is no lake.
+
+    Args:
+        lake: Whose.
+        epoch: The log's: of tables of several epochs those of this one are meant, otherwise the last that were written.
+
+    Raises:
+        LakeDamaged: Neither a table nor another file says which epoch the lake is of.
+    """
+    try:
+        if lake.meta() is not None:
+            return None
+    except LakeDamaged as error:
+        damaged = error
+    else:
+        damaged = LakeDamaged(lake.storage.uri("lake.json"), "is missing")
+    with translate_read_errors(lake.storage):
+        folders = [name for name in lake.storage.folders() if name.partition("-")[0] == "tables"]
+    seen = {folder: _as_it_lies(lake, folder) for folder in folders}
+    if not any(each.folders() for each in seen.values()):
+        return None
+    found = []
+    for folder, each in seen.items():
+        notes = [note for table in (BRONZE_EVENTS, SILVER_EVENTS) if (note := _note_if_readable(each, table.name))]
+        epochs = [str(note["epoch"]) for note in notes]
+        epochs += [its for its in _epochs_of_state_files(lake) if folder in ("tables", f"tables-{its}")]
+        if epochs:
+            seq = max((int(note["seq"]) for note in notes), default=0)
+            found.append((epochs[0] == epoch, seq, LakeMeta(1, epochs[0], folder, dict(each.moved))))
+    if not found:
+        damaged.hint = "put the file back from a backup; or move the lake away, and a run makes another from the log"
+        raise damaged
+    return max(found, key=lambda each: each[:2])[2]
 
 
-def drop_damaged(lake: Lake, damage: Damage, tables: Iterable[str], *, now_ns: int) -> None:
-    """Take damaged files out of tables, so that the rest can be read."""
-    for table in tables:
-        gone = [each.file for each in damage.files[table]]
-        lake.commit(
-            table,
-            lake.schema(table),
-            (),
-            [remove_action(file, now_ms=now_ns // 1_000_000) for file in gone],
-            app=_APP,
-            version=(lake.done(table, _APP) or 0) + 1,
-            note={**lake.note(table), "days": None},
-            is_by_day=gone[0].day is not None,
-        )
+def _as_it_lies(lake: Lake, folder: str) -> Lake:
+    """The lake with its tables in this folder, and each in the last folder that it was moved to."""
+    found = lake.seen_as(LakeMeta(1, "", folder))
+    moved: dict[str, str] = {}
+    for layer in found.tables_folder.folders():
+        for name, number in sorted(found.numbered(layer)):
+            there = {f"{layer}.{name}": f"{name}-{number}"}
+            if lake.seen_as(LakeMeta(1, "", folder, there)).exists(f"{layer}.{name}"):
+                moved |= there
+    return lake.seen_as(LakeMeta(1, "", folder, moved))
+
+
+def _note_if_readable(lake: Lake, table: str) -> Note:
+    try:
+        return lake.note(table)
+    except LakeDamaged:
+        return {}
+
+
+def _epochs_of_state_files(lake: Lake) -> Iterator[str]:
+    for name in lake.storage.sizes():
+        if name in ("archived.json", "positions.json", "jobs.json"):
+            try:
+                yield msgspec.json.decode((lake.storage.read(name) or b"").partition(b"\n")[0], type=StateFile).epoch
+            except msgspec.DecodeError:
+                continue
 
 
 def find_damage(lake: Lake, advance: Callable[[int], None] | None = None) -> Damage:
@@ -157,24 +270,51 @@ def find_damage(lake: Lake, advance: Callable[[int], None] | None = None) -> Dam
     damaged: dict[str, list[DamagedFile]] = {}
     logs: dict[str, str] = {}
     done = 0
-    for table in lake.tables():
+    for table in lake.folders():
+        sizes = lake.folder(table).sizes()
         try:
-            files = lake.files(table)
+            if not lake.exists(table) and _data_files(sizes):
+                logs[table] = "its log is gone"
+            files = lake.files(table) if lake.exists(table) else []
+            lake.note(table)
         except LakeDamaged as error:
             logs[table] = error.problem
             continue
-        sizes = lake.folder(table).sizes()
         for file in files:
             if (problem := _problem(file, sizes.get(file.name))) is not None:
                 damaged.setdefault(table, []).append(DamagedFile(file, problem))
             done += 1
             if advance is not None:
                 advance(done)
-    if not lake.exists(BRONZE_EVENTS.name) or BRONZE_EVENTS.name in logs:
-        return Damage(0, damaged, logs, (), np.empty(0, np.int64))
-    until = bronze_state(lake).seq
-    present = _seqs(lake, {each.file.name for each in damaged.get(BRONZE_EVENTS.name, ())})
-    return Damage(until, damaged, logs, _gaps(present, until), present)
+    name = BRONZE_EVENTS.name
+    reached = 0 if name in logs else bronze_state(lake).seq
+    silver = 0 if SILVER_EVENTS.name in logs else int(lake.note(SILVER_EVENTS.name).get("seq", 0))
+    if (until := max(reached, silver, archived_seq(lake.storage, lake.epoch))) > reached:
+        logs.setdefault(name, ends_early(reached, until))
+    found = Damage(until, damaged, logs, (), np.empty(0, np.int64))
+    present = _seqs(lake, found.readable(lake, name))
+    until = until or int(max(present, default=0))
+    return Damage(until, damaged, logs, _gaps(present, until), present[present <= until])
+
+
+def _data_files(sizes: Iterable[str]) -> list[str]:
+    return sorted(name for name in sizes if name.endswith(".parquet") and not name.startswith("_delta_log/"))
+
+
+def loose_files(lake: Lake, table: str) -> list[DataFile]:
+    """The files in a table's folder that can be read, whatever its log says; those with the most rows first."""
+    folder = lake.folder(table)
+    found = []
+    for name in _data_files(sizes := folder.sizes()):
+        try:
+            with translate_read_errors(folder):
+                rows = int(entry_of(folder, name)["rows"])
+        except LakeDamaged:
+            continue
+        file = DataFile(folder, name, sizes[name], rows, {}, {})
+        if _problem(file, file.size) is None:
+            found.append(file)
+    return sorted(found, key=lambda file: -file.rows)
 
 
 def _problem(file: DataFile, size: int | None) -> str | None:
@@ -193,12 +333,13 @@ def _problem(file: DataFile, size: int | None) -> str | None:
     return None if rows == file.rows else f"has {rows} rows instead of {file.rows}"
 
 
-def _seqs(lake: Lake, without: set[str]) -> Seqs:
-    """The seqs of bronze's readable files, in order."""
-    files = [file for file in lake.files(BRONZE_EVENTS.name) if file.name not in without]
-    with translate_read_errors(lake.folder(BRONZE_EVENTS.name)):
-        column = lake.dataset(BRONZE_EVENTS.name, files).to_table(["seq"])["seq"]
-    found: Seqs = np.unique(column.to_numpy())
+def _seqs(lake: Lake, files: Sequence[DataFile], table: str = BRONZE_EVENTS.name) -> Seqs:
+    """The seqs of files of bronze or of silver's events, in order."""
+    if not files:
+        return np.empty(0, np.int64)
+    with translate_read_errors(files[0].folder):
+        column = lake.dataset(table, files, arrow_schema(BRONZE_EVENTS.schema)).to_table(["seq"])["seq"]
+    found: Seqs = np.unique(column.drop_null().to_numpy())
     return found
 
 
@@ -207,6 +348,9 @@ def _gaps(present: Seqs, until: int) -> list[Range]:
     edges = np.concatenate(([0], present[present <= until], [until + 1]))
     at = np.flatnonzero(np.diff(edges) > 1)
     return [(int(edges[each]) + 1, int(edges[each + 1]) - 1) for each in at]
+
+
+# Bronze and its quarantine
 
 
 def repair_bronze(
@@ -220,45 +364,85 @@ def repair_bronze(
         PositionLost, SegmentMissing: The log does not hold what it says.
         LakeUnwritable
     """
-    gone = [each.file for each in damage.files.get(BRONZE_EVENTS.name, ())]
-    if not damage.missing:
+    name, schema = BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema)
+    is_moved = name in damage.logs
+    if not damage.missing and not is_moved and QUARANTINE.name not in damage.files.keys() | damage.logs.keys():
         return BronzeRepair()
-    read_version = int(lake.open(BRONZE_EVENTS.name).version())
-    schema = arrow_schema(BRONZE_EVENTS.schema)
-    folder = lake.folder(BRONZE_EVENTS.name)
-    version = (lake.done(BRONZE_EVENTS.name, _APP) or 0) + 1
+    gone = [] if is_moved else [each.file for each in damage.files.get(name, ())]
+    target = lake.moving(name) if is_moved else lake
+    note = _note_if_readable(lake, name) or {"epoch": lake.epoch, "batch": 1}
+    read_version = None if is_moved else int(lake.open(name).version())
+    version = (target.done(name, _APP) or 0) + 1
+    folder = target.folder(name)
+    entries = list(_taken_over(lake, folder, damage, stem(_APP, version, run))) if is_moved else []
+    kept = len(entries)
+    dropped: list[Range] = []
     found: list[Seqs] = []
     known = damage.present
-    entries = []
-    for number, part in enumerate((_from_log(place, damage, settings.task_memory_mb), _from_silver(lake, damage))):
+    sources = (_from_log(place, damage, settings.task_memory_mb, dropped), _from_silver(lake, damage))
+    for number, part in enumerate(sources if damage.missing else ()):
         fresh = _noting_seqs(_not_among(part, known), found)
         with lake.writing(folder):
             entry = write_file(folder, f"{stem(_APP, version, run)}-{number}.parquet", schema, fresh)
         if entry is not None:
             entries.append(entry)
             known = np.unique(np.concatenate([known, *found]))
-    recovered = sum(int(entry["rows"]) for entry in entries)
-    lost = _within(_gaps(known, damage.until), gone)
-    healed = _mend_quarantine(lake, place, damage, lost, run=run, now_ns=now_ns)
-    if entries or gone:
-        lake.commit(
-            BRONZE_EVENTS.name,
+    bounds = [(file.minimum.get("seq", 1), file.maximum.get("seq", damage.until)) for file in gone]
+    lost = _within(_gaps(known, damage.until), dropped if is_moved else bounds)
+    if QUARANTINE.name in damage.logs:
+        target = target.moving(QUARANTINE.name)
+    lost, healed = _mend_quarantine(lake, target, place, damage, lost, run=run, now_ns=now_ns)
+    if entries or gone or is_moved:
+        target.commit(
+            name,
             schema,
-            lake.adds(entries),
+            target.adds(entries),
             [remove_action(file, now_ms=now_ns // 1_000_000) for file in gone],
             app=_APP,
             version=version,
-            note={**lake.note(BRONZE_EVENTS.name), "days": None},
+            note={**note, "seq": damage.until, "days": None},
             read_version=read_version,
         )
-    return BronzeRepair(recovered, healed, lost)
+    if target is not lake:
+        target.save_meta()
+        lake.meta()
+    return BronzeRepair(sum(int(entry["rows"]) for entry in entries[kept:]), healed, lost)
 
 
-def _from_log(place: LogPlace, damage: Damage, memory_mb: int) -> Iterator[pa.Table]:
-    """What the log holds of the stretches that bronze lacks something of."""
+def _taken_over(lake: Lake, folder: Storage, damage: Damage, name: str) -> Iterator[dict[str, Any]]:
+    """Files for another folder of bronze that hold each record once that the readable files of the present one hold."""
+    table, schema = BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema)
+    files = loose_files(lake, table)
+    gone = pc.field("payload").is_null() & pc.field("sealed").is_null()
+    with translate_read_errors(lake.folder(table)):
+        rows = lake.dataset(table, files, schema).to_table(["seq"], filter=gone) if files else None
+    erased: Seqs = np.unique(rows["seq"].to_numpy()) if rows is not None else np.empty(0, np.int64)
+    known: Seqs = np.empty(0, np.int64)
+    for number, file in enumerate(files):
+        kept: list[Seqs] = []
+
+        def chosen(file: DataFile = file, kept: list[Seqs] = kept, known: Seqs = known) -> Iterator[pa.Table]:
+            for batch in lake.dataset(table, [file], schema).to_batches():
+                part = pa.Table.from_batches([batch])
+                seqs = part["seq"].to_numpy()
+                says = pc.or_(pc.is_valid(part["payload"]), pc.is_valid(part["sealed"])).to_numpy()
+                wanted = (seqs <= damage.until) & ~np.isin(seqs, known) & ~(says & np.isin(seqs, erased))
+                kept.append(seqs[wanted])
+                yield part.filter(pa.array(wanted))
+
+        with lake.writing(folder):
+            entry = write_file(folder, f"{name}-{number}-kept.parquet", schema, chosen(), **BRONZE_ENCODING)
+        if entry is not None:
+            known = np.unique(np.concatenate([known, *kept]))
+            yield entry
+
+
+def _from_log(place: LogPlace, damage: Damage, memory_mb: int, dropped: list[Range]) -> Iterator[pa.Table]:
+    """What the log holds of the stretches that bronze lacks something of; ``dropped`` gets the ranges that retention took."""
     first, last = damage.missing[0][0], damage.missing[-1][1]
     source = LogSource(place.layout, place.disk)
     for chunk in source.pin(first - 1, Hints("", 0), until=last).chunks(_CHUNK_BYTES):
+        dropped += [(gap.first_seq, gap.last_seq) for gap in chunk.gaps]
         if any(low <= chunk.until and high > chunk.since for low, high in damage.missing):
             for each in chunk.ranges:
                 lines = read_ranges(place, [each], chunk.since, chunk.until)
@@ -268,17 +452,15 @@ def _from_log(place: LogPlace, damage: Damage, memory_mb: int) -> Iterator[pa.Ta
 
 def _from_silver(lake: Lake, damage: Damage) -> Iterator[pa.Table]:
     """What silver still has of it: the same columns, without what was erased."""
-    if not lake.exists(SILVER_EVENTS.name) or SILVER_EVENTS.name in damage.logs:
-        return
-    bad = {each.file.name for each in damage.files.get(SILVER_EVENTS.name, ())}
     low, high = damage.missing[0][0], damage.missing[-1][1]
-    files = [
-        file for file in lake.files(SILVER_EVENTS.name) if file.name not in bad and file.may_hold("seq", low, high)
-    ]
+    files = [file for file in damage.readable(lake, SILVER_EVENTS.name) if file.may_hold("seq", low, high)]
     held = lake.dataset(SILVER_EVENTS.name, files, arrow_schema(BRONZE_EVENTS.schema))
+    known: Seqs = np.empty(0, np.int64)
     with translate_read_errors(lake.folder(SILVER_EVENTS.name)):
         for batch in held.to_batches(filter=(pc.field("seq") >= low) & (pc.field("seq") <= high)):
-            yield pa.Table.from_batches([batch])
+            part = pa.Table.from_batches([batch])
+            yield from _not_among([part], known)
+            known = np.union1d(known, part["seq"].to_numpy())
 
 
 def _not_among(parts: Iterable[pa.Table], known: Seqs) -> Iterator[pa.Table]:
@@ -293,41 +475,62 @@ def _noting_seqs(parts: Iterable[pa.Table], found: list[Seqs]) -> Iterator[pa.Ta
         yield part
 
 
-def _within(gaps: Sequence[Range], files: Sequence[DataFile]) -> list[Range]:
-    """Of the seqs that are missing, those that the files may have held."""
-    found = []
-    for file in files:
-        low, high = file.minimum.get("seq", 1), file.maximum.get("seq", gaps[-1][1] if gaps else 0)
-        found += [(max(low, first), min(high, last)) for first, last in gaps if first <= high and last >= low]
-    return sorted(set(found))
+def _within(gaps: Sequence[Range], bounds: Iterable[Range]) -> list[Range]:
+    """Of the seqs that are missing, those that lie within bounds."""
+    return [
+        (max(low, first), min(high, last))
+        for low, high in _merged(bounds)
+        for first, last in gaps
+        if first <= high and last >= low
+    ]
+
+
+def _merged(ranges: Iterable[Range]) -> list[Range]:
+    """The same seqs in ranges that are apart, in order."""
+    found: list[Range] = []
+    for low, high in sorted(ranges):
+        if found and low <= found[-1][1] + 1:
+            found[-1] = (found[-1][0], max(found[-1][1], high))
+        else:
+            found.append((low, high))
+    return found
 
 
 def _mend_quarantine(
-    lake: Lake, place: LogPlace, damage: Damage, lost: Sequence[Range], *, run: str, now_ns: int
-) -> int:
-    """Leave out of the quarantine what the log has whole by now, and add what is lost; how many rows were left out."""
+    lake: Lake, target: Lake, place: LogPlace, damage: Damage, lost: Sequence[Range], *, run: str, now_ns: int
+) -> tuple[list[Range], int]:
+    """
+    Leave out of the quarantine what the log has whole by now, and add what is lost; what of it is new there, and how many rows
+    were left out.
+    """
     name, schema = QUARANTINE.name, arrow_schema(QUARANTINE.schema)
-    bad = {each.file.name for each in damage.files.get(name, ())}
-    files = [file for file in lake.files(name) if file.name not in bad] if lake.exists(name) else []
-    with translate_read_errors(lake.folder(name)):
-        before = lake.dataset(name, files, schema).to_table().to_pylist()
-    epoch = str(lake.note(BRONZE_EVENTS.name)["epoch"])
+    before = _distinct(lake, name, damage.readable(lake, name), schema).to_pylist()
+    epoch = lake.epoch
     kept = [row for row in before if not _is_healed(place, epoch, row)]
+    known = _merged((row["first_seq"], row["last_seq"]) for row in kept if row["first_seq"] is not None)
+    news = [(low, high) for low, high in lost if not any(first <= low and high <= last for first, last in known)]
     fresh = [
         {"reason": _LOST, "first_seq": first, "last_seq": last, "found_at": now_ns // 1000, "epoch": epoch}
-        for first, last in lost
+        for first, last in news
     ]
-    if len(kept) != len(before) or fresh or bad:
-        lake.write_rows(
+    if len(kept) != len(before) or fresh or name in damage.files.keys() | damage.logs.keys():
+        target.write_rows(
             pa.Table.from_pylist([*kept, *fresh], schema=schema),
             name,
             QUARANTINE.schema,
             app=_APP,
-            version=(lake.done(name, _APP) or 0) + 1,
-            note=lake.note(name) or {"epoch": epoch, "seq": damage.until},
+            version=(target.done(name, _APP) or 0) + 1,
+            note=_note_if_readable(lake, name) or {"epoch": epoch, "seq": damage.until},
             run=run,
         )
-    return len(before) - len(kept)
+    return news, len(before) - len(kept)
+
+
+def _distinct(lake: Lake, table: str, files: Sequence[DataFile], schema: pa.Schema) -> pa.Table:
+    """The rows of files, each once: what was put together is there twice as long as the parts are kept."""
+    with translate_read_errors(lake.folder(table)):
+        rows = lake.dataset(table, files, schema).to_table()
+    return rows.group_by(schema.names, use_threads=False).aggregate([])
 
 
 def _is_healed(place: LogPlace, epoch: str, row: Mapping[str, Any]) -> bool:
@@ -343,3 +546,98 @@ def _is_healed(place: LogPlace, epoch: str, row: Mapping[str, Any]) -> bool:
     except SegmentMissing:
         return False
     return isinstance(decode(line), Record)
+
+
+# Silver's events, and what else keeps what it has
+
+
+def repair_silver_events(
+    lake: Lake, damage: Damage, done: BronzeRepair, settings: PipelineSettings, *, run: str, now_ns: int
+) -> int:
+    """
+    Give ``silver.events`` what it lacks of bronze, which is whole by now, and take out of it what cannot be read; how many rows
+    it gained. Without Spark: only the rows that it lacks are looked at, for repeats and erased ones have none.
+    """
+    name, schema = SILVER_EVENTS.name, arrow_schema(SILVER_EVENTS.schema)
+    gone = [each.file for each in damage.files.get(name, ())]
+    if name in damage.logs or not lake.exists(name) or not (gone or done.recovered):
+        return 0
+    files = damage.readable(lake, name)
+    note = lake.note(name)
+    held = lake.files(BRONZE_EVENTS.name)
+    missing = np.setdiff1d(_seqs(lake, held), _seqs(lake, files, name))
+    missing = missing[missing <= int(note["seq"])]
+    low, high = (int(missing[0]), int(missing[-1])) if len(missing) else (1, 0)
+    held = [file for file in held if file.may_hold("seq", low, high)]
+    bronze = lake.dataset(BRONZE_EVENTS.name, held, schema)
+    with (
+        translate_read_errors(lake.tables_folder),
+        duckdb.connect(config={"memory_limit": f"{settings.task_memory_mb}MB"}) as duck,
+    ):
+        duck.register("bronze", bronze)
+        duck.register("silver", lake.dataset(name, files, schema))
+        duck.register("missing", pa.table({"seq": missing}))
+        repeats = duck.sql(_REPEATS).to_arrow_table()["seq"].to_numpy()
+    wanted = np.setdiff1d(missing, repeats)
+
+    def rows() -> Iterator[pa.Table]:
+        is_there = pc.field("payload").is_valid() | pc.field("sealed").is_valid()
+        for batch in bronze.to_batches(filter=(pc.field("seq") >= low) & (pc.field("seq") <= high) & is_there):
+            yield pa.Table.from_batches([batch]).filter(pa.array(np.isin(batch["seq"].to_numpy(), wanted)))
+
+    version = (lake.done(name, _APP) or 0) + 1
+    with translate_read_errors(lake.tables_folder), lake.writing(lake.folder(name)):
+        entry = write_file(lake.folder(name), f"{stem(_APP, version, run)}.parquet", schema, rows(), **BRONZE_ENCODING)
+    gained = 0 if entry is None else int(entry["rows"])
+    if gone or gained:
+        lake.commit(
+            name,
+            schema,
+            lake.adds([] if entry is None else [entry]),
+            [remove_action(file, now_ms=now_ns // 1_000_000) for file in gone],
+            app=_APP,
+            version=version,
+            # Rows that came back change nothing for those who read them before.
+            note={**note, "days": None} if done.healed or done.lost or gained != sum(f.rows for f in gone) else note,
+        )
+    return gained
+
+
+_REPEATS: Final = """
+    with said as (select seq, event_id, hash(space_id, topic, type, partitions, payload) as words
+                  from bronze semi join missing using (seq) where payload is not null),
+         known as (from said union all
+                   select seq, event_id, hash(space_id, topic, type, partitions, payload)
+                   from silver semi join said using (event_id) where payload is not null)
+    select distinct said.seq from said join known using (event_id, words) where known.seq < said.seq
+"""
+"""The rows among those that are missing in silver that repeat an earlier one: those have no row there."""
+
+
+def make_room(lake: Lake, damage: Damage, kept: Iterable[str], *, run: str, now_ns: int) -> None:
+    """
+    Have tables whose log cannot be read begin anew in other folders: empty for those who make them, or with what only they can
+    have. From the others that nothing can be made from again the damaged files are taken out.
+    """
+    for table in sorted({*kept, *damage.logs} - {BRONZE_EVENTS.name, QUARANTINE.name}):
+        if table in damage.logs:
+            target = lake.moving(table)
+            if table == SILVER_GROUP_POSITIONS.name:
+                ddl = SILVER_GROUP_POSITIONS.schema
+                rows = _distinct(lake, table, loose_files(lake, table), arrow_schema(ddl))
+                note = {"epoch": lake.epoch, "seq": damage.until, "batch": 0}
+                target.write_rows(rows, table, ddl, app=_APP, version=1, note=note, run=run)
+            target.save_meta()
+            lake.meta()
+            continue
+        gone = [each.file for each in damage.files[table]]
+        lake.commit(
+            table,
+            lake.schema(table),
+            (),
+            [remove_action(file, now_ms=now_ns // 1_000_000) for file in gone],
+            app=_APP,
+            version=(lake.done(table, _APP) or 0) + 1,
+            note={**lake.note(table), "days": None},
+            is_by_day=gone[0].day is not None,
+        )

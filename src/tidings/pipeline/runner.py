@@ -26,13 +26,13 @@ from tidings.core.clock import Clock
 from tidings.log.embedded.disk import Disk, OsDisk, read_file
 from tidings.log.embedded.layout import Layout
 
-from .bronze import Bronze, BronzeFill, bronze_state
-from .errors import EpochChanged, LakeOfAnotherLog, PipelineError
+from .bronze import Bronze, BronzeFill, bronze_state, check_reach
+from .errors import EpochChanged, LakeDamaged, LakeOfAnotherLog, PipelineError
 from .following import Following
 from .gold import OWN_DEVICE, GoldJobs, JobResult, Publish
 from .housekeeping import keep_house
 from .lake import Lake
-from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS
+from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
 from .session import Progress, ProgressStep
 from .settings import PipelineSettings
 from .silver import Silver
@@ -68,18 +68,23 @@ def check_epoch(lake: Lake, layout: Layout, disk: Disk, epoch: str, *, accepts_e
     Raises:
         EpochChanged: The log has a new epoch, and that was not accepted.
         LakeOfAnotherLog: The lake was made from another log.
+        LakeDamaged: There are tables, and nothing says from which log they were made; or bronze has lost commits.
     """
     meta = lake.meta()
-    if meta is None and not lake.tables():
+    if meta is None:
+        if lake.folders():
+            raise LakeDamaged(
+                str(lake.storage), "there are tables, and no lake.json says from which log they were made"
+            )
         lake.begin(epoch)
         return
-    lake_epoch = "" if meta is None else meta.epoch
-    if lake_epoch == epoch:
+    if meta.epoch == epoch:
+        check_reach(lake)
         return
-    if lake_epoch not in earlier_epochs(layout, disk):
-        raise LakeOfAnotherLog(str(lake.storage), f"its tables were made from epoch {lake_epoch or '?'} of another log")
+    if meta.epoch not in earlier_epochs(layout, disk):
+        raise LakeOfAnotherLog(str(lake.storage), f"its tables were made from epoch {meta.epoch} of another log")
     if not accepts_epoch:
-        raise EpochChanged(lake_epoch, epoch)
+        raise EpochChanged(meta.epoch, epoch)
     lake.begin(epoch)
 
 
@@ -143,7 +148,7 @@ class Pipeline:
         *,
         accepts_epoch: bool = False,
         again: Container[str] = (),
-        is_silver_anew: bool = False,
+        silver_anew: Container[str] = (),
         is_paced: bool = False,
         request: str = "",
         progress: Progress | None = None,
@@ -156,7 +161,7 @@ class Pipeline:
             jobs: The jobs to run, in order; none for bronze and silver alone.
             accepts_epoch: Whether tables of an ended epoch may be set aside and new ones begun.
             again: The names of jobs that are done from the beginning, also if they are up to date.
-            is_silver_anew: Whether the silver tables are made from the beginning too.
+            silver_anew: The silver tables that are made from the beginning.
             is_paced: Whether jobs wait for their intervals: for runs that follow the log.
             request: Stands for what is asked for, jobs and settings: if nothing is left to do, ``status.idle_at`` knows it by that.
             progress: Told how far it is.
@@ -181,7 +186,7 @@ class Pipeline:
         gained: Mapping[str, int] = {}
         results: tuple[JobResult, ...] = ()
         if until:
-            gained = self._fill_silver(spark, meta.epoch, filled, report_to, is_anew=is_silver_anew)
+            gained = self._fill_silver(spark, meta.epoch, filled, report_to, anew=silver_anew)
             states = JobStates(self.lake.storage, meta.epoch)
             results = self._gold(spark, jobs, states, until, report_to, again=again, is_paced=is_paced)
             if jobs and not any(result.error for result in results):
@@ -217,12 +222,12 @@ class Pipeline:
         filled: BronzeFill,
         progress: Progress,
         *,
-        is_anew: bool = False,
+        anew: Container[str] = (),
     ) -> Mapping[str, int]:
         """Note what bronze holds now, and bring silver up to it; the rows that each table gained."""
         if filled.commits or not load_archived(self.lake.storage, epoch):
             save_archived(self.lake, epoch, filled.until)
-        silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run, is_anew)
+        silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run, anew)
         return silver.fill(spark, epoch, filled.until, progress)
 
     def run_gold(
@@ -235,11 +240,11 @@ class Pipeline:
         """
         states = JobStates(self.lake.storage, self.layout.read_meta(self._disk).epoch)
         until = int(self.lake.note(SILVER_EVENTS.name).get("seq", 0))
-        if not until or not (states.failed() or self._has_news(states.until)):
-            return ()
-        results = self._gold(spark, jobs, states, until, progress or _ignore, again=(), is_paced=True)
-        if not any(result.error for result in results):
-            states.reached(until)
+        results: tuple[JobResult, ...] = ()
+        if until and (states.failed() or self.has_news(states.until)):
+            results = self._gold(spark, jobs, states, until, progress or _ignore, again=(), is_paced=True)
+            if not any(result.error for result in results):
+                states.reached(until)
         self._keep_house(None, {}, results)
         return results
 
@@ -270,13 +275,12 @@ class Pipeline:
         return gold.run(again=again, is_paced=is_paced)
 
     def _keep_house(self, bronze: BronzeFill | None, silver: Mapping[str, int], results: Sequence[JobResult]) -> None:
-        """Keep the tables small that were committed to."""
+        """Keep the tables small that were committed to, and those for which it is time."""
         tables = [table for table, gained in silver.items() if gained]
         tables += [table for result in results for table in result.rows or ()]
         if bronze is not None and bronze.commits:
             tables += [BRONZE_EVENTS.name, QUARANTINE.name]
-        if tables:
-            keep_house(self.lake, self.settings, now_ns=self._clock.now_ns(), tables=tables)
+        keep_house(self.lake, self.settings, now_ns=self._clock.now_ns(), tables=tables)
 
     def _is_own(self, view: LogView) -> bool:
         """Whether all that the log has after what the lake has was published by the pipeline itself."""
@@ -294,15 +298,15 @@ class Pipeline:
                         return False
         return True
 
-    def _has_news(self, since: int) -> bool:
-        """Whether silver has rows past a seq that the pipeline did not publish itself."""
+    def has_news(self, since: int) -> bool:
+        """Whether bronze has records past a seq that the pipeline did not publish itself."""
         import pyarrow.compute as pc  # type: ignore[import-untyped]
 
-        files = self.lake.files(SILVER_EVENTS.name, lambda file: file.may_hold("seq", since + 1, None))
+        files = self.lake.files(BRONZE_EVENTS.name, lambda file: file.may_hold("seq", since + 1, None))
         if not files:
             return False
         is_other = (pc.field("device") != OWN_DEVICE) | pc.is_null(pc.field("device"))
-        rows = self.lake.dataset(SILVER_EVENTS.name, files)
+        rows = self.lake.dataset(BRONZE_EVENTS.name, files, arrow_schema(BRONZE_EVENTS.schema))
         return bool(rows.head(1, columns=["seq"], filter=(pc.field("seq") > since) & is_other).num_rows)
 
     def as_of(self) -> datetime:
@@ -319,7 +323,10 @@ class Pipeline:
         return bronze_state(self.lake).seq
 
     def pending(self) -> int | None:
-        """How many seqs the log is ahead of the lake; ``None`` if nobody can say."""
+        """
+        How many records a run would take in: as many as the log is ahead of the lake, or none if the pipeline itself published them
+        all. ``None`` if nobody can say.
+        """
         state = bronze_state(self.lake)
         epoch = self.layout.read_meta(self._disk).epoch
         try:
@@ -327,7 +334,7 @@ class Pipeline:
             view = source.pin(state.seq, load_hints(self.lake.storage, epoch=epoch, seq=state.seq))
         except PipelineError:
             return None
-        return view.until - state.seq
+        return 0 if view.until == state.seq or self._is_own(view) else view.until - state.seq
 
 
 class _Meta(msgspec.Struct):

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 import json
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any, Final
@@ -121,6 +121,11 @@ def _time_of(text: str) -> datetime | None:
 
 
 SILVER_APP: Final = "silver"
+FROM_THE_BEGINNING: Final = frozenset(
+    table.name
+    for table in (SILVER_EVENTS, SILVER_SYNC_EVENTS, SILVER_GROUP_CURSORS, SILVER_DEAD_LETTERS, SILVER_SEGMENTS)
+)
+"""The tables that can be made again, from bronze or from the workspace's own files."""
 _REPEATED: Final = ("event_id", "space_id", "topic", "type", "partitions", "payload")
 """
 A row repeats another if all of these are the same. The id alone would not do: the log forgets ids with the records that it
@@ -146,8 +151,8 @@ class Silver:
         lake, layout, disk, clock: Where everything is.
         settings: How far back repeated ids are looked for.
         run: A name that no other run has.
-        is_anew: Whether every table is made from the beginning, in the place of what it holds; until it is whole, readers see
-            the old one.
+        anew: The tables that are made from the beginning, in the place of what they hold; until one is whole, readers see the
+            old one.
     """
 
     lake: Lake
@@ -156,7 +161,7 @@ class Silver:
     clock: Clock
     settings: PipelineSettings
     run: str
-    is_anew: bool = False
+    anew: Container[str] = ()
 
     def fill(self, spark: Callable[[], SparkSession], epoch: str, until: int, progress: Progress) -> dict[str, int]:
         """Bring every silver table to ``until``; the rows that each gained."""
@@ -222,7 +227,7 @@ class Silver:
         return self._put(frame, SILVER_EVENTS, batch + 1, note)
 
     def _put(self, frame: DataFrame, table: TableSpec, version: int, note: Note) -> int:
-        write = self.lake.replace if self.is_anew else self.lake.append
+        write = self.lake.replace if table.name in self.anew else self.lake.append
         gained = write(frame, table.name, table.schema, app=SILVER_APP, version=version, note=note, run=self.run)
         return gained or 0
 
@@ -247,7 +252,7 @@ class Silver:
                 and any(file.may_hold("topic", topic, topic) for topic in SYNC_DIALECTS)
             ),
         )
-        if not files and not (self.is_anew and self.lake.exists(SILVER_SYNC_EVENTS.name)):
+        if not files and not (SILVER_SYNC_EVENTS.name in self.anew and self.lake.exists(SILVER_SYNC_EVENTS.name)):
             return 0
         schema, folder = arrow_schema(SILVER_SYNC_EVENTS.schema), self.lake.folder(SILVER_SYNC_EVENTS.name)
         with self._duckdb() as duck, translate_read_errors(self.lake.folder(SILVER_EVENTS.name)):
@@ -265,7 +270,7 @@ class Silver:
         return rows_of(adds)
 
     def _commit(self, table: TableSpec, adds: Sequence[AddAction], version: int, note: Note) -> None:
-        replaces: Replaces = "all" if self.is_anew else "nothing"
+        replaces: Replaces = "all" if table.name in self.anew else "nothing"
         schema = arrow_schema(table.schema)
         self.lake.commit(table.name, schema, adds, app=SILVER_APP, version=version, note=note, replaces=replaces)
 
@@ -293,7 +298,7 @@ class Silver:
         """Replace a small table as a whole, or add to it, if anything is new of ``of``: all but the time of looking."""
         digest = _digest(rows.select([name for name in rows.column_names if name != "seen_at"]) if of is None else of)
         note = self.lake.note(table.name)
-        if note.get("digest") == digest and not self.is_anew:
+        if note.get("digest") == digest and table.name not in self.anew:
             return 0
         batch = int(note.get("batch", 0)) + 1
         return self.lake.write_rows(
@@ -310,11 +315,11 @@ class Silver:
     def _place(self, table: TableSpec) -> tuple[int, int]:
         """The seq that a table reaches to, and how many commits it took."""
         note = self.lake.note(table.name)
-        return 0 if self.is_anew else int(note.get("seq", 0)), int(note.get("batch", 0))
+        return 0 if table.name in self.anew else int(note.get("seq", 0)), int(note.get("batch", 0))
 
     def _note(self, table: TableSpec, epoch: str, since: int, until: int, batch: int) -> Note:
         note: Note = {"epoch": epoch, "seq": until, "since": since, "batch": batch}
-        return {**note, "days": None} if self.is_anew else note
+        return {**note, "days": None} if table.name in self.anew else note
 
     def _rows(self, spark: SparkSession, table: TableSpec, files: list[DataFile], since: int, until: int) -> DataFrame:
         chosen = {file.name for file in files}

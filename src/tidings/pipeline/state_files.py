@@ -5,13 +5,14 @@ Small files beside the tables. Each is replaced as a whole; an old or damaged on
 bronze; whoever starts at a hint still leaves out what is not after that seq.
 ``archived.json`` says up to which offset of each topic the lake holds the log: what retention asks before it drops a segment.
 It is written after the commit to bronze that it speaks of is on disk.
+``housekeeping.json`` says when each table was last looked through for old files.
 
 No library of the lake is imported here: the tools ask what is archived on machines that have none.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
 
 _POSITIONS: Final = "positions.json"
 _ARCHIVED: Final = "archived.json"
+_VACUUMED: Final = "housekeeping.json"
+_HOUR_NS: Final = 3_600_000_000_000
 
 
 class StateFile(msgspec.Struct, frozen=True):
@@ -63,6 +66,26 @@ class Archived(StateFile, frozen=True):
     """The highest offset of each topic up to which every record is in bronze, or in the quarantine."""
 
 
+class Vacuumed(StateFile, frozen=True):
+    """When each table was last looked through for files that are no part of it any more."""
+
+    at_ns: dict[str, int] = {}
+
+    def due(self, vacuum_hours: int, now_ns: int) -> set[str]:
+        """The tables for which it is time again."""
+        return {table for table, at_ns in self.at_ns.items() if now_ns - at_ns >= vacuum_hours * _HOUR_NS}
+
+
+def load_vacuumed(lake: Storage, epoch: str) -> Vacuumed:
+    """What is known; nothing if there is no such file."""
+    return load_state(lake, _VACUUMED, Vacuumed, epoch, has_checksum=False) or Vacuumed(epoch)
+
+
+def save_vacuumed(lake: Storage, epoch: str, at_ns: Mapping[str, int]) -> None:
+    """Store when each table was looked through."""
+    lake.replace(_VACUUMED, msgspec.json.encode(Vacuumed(epoch, dict(at_ns))) + b"\n")
+
+
 def load_state(lake: Storage, name: str, kind: type[_S], epoch: str, *, has_checksum: bool = True) -> _S | None:
     """The content of a state file; ``None`` if there is none, it is damaged, or it is about another epoch."""
     try:
@@ -88,6 +111,12 @@ def load_archived(lake: Storage, epoch: str) -> dict[str, int]:
     """For each topic the offset up to which the lake holds it, as ``plan_retention`` wants it."""
     found = load_state(lake, _ARCHIVED, Archived, epoch)
     return {} if found is None else found.topics
+
+
+def archived_seq(lake: Storage, epoch: str) -> int:
+    """The seq up to which everything was once known to be in the lake; 0 if nobody knows."""
+    found = load_state(lake, _ARCHIVED, Archived, epoch)
+    return 0 if found is None else found.seq
 
 
 def save_archived(lake: Lake, epoch: str, seq: int) -> None:

@@ -7,10 +7,11 @@ file only costs repeated work. Published twice is no harm: the ids of summaries 
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -21,6 +22,7 @@ import msgspec
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
 
+from .schemas import SILVER_EVENTS
 from .state_files import StateFile, load_state
 from .storage import Storage
 
@@ -168,7 +170,7 @@ class TableStatus:
     seq: int | None
     """It takes the log up to here into account; ``None`` for a table that does not go by seqs."""
     behind: int | None
-    """How many seqs bronze is ahead of it."""
+    """How many seqs bronze is ahead of it; what the pipeline itself published counts only if other records are among it."""
     job: str
     """Which job makes it; empty for those of the pipeline's core."""
     last: JobState | None
@@ -177,7 +179,9 @@ class TableStatus:
     """``now``, ``with new records``, or by runs that follow the log from this time of the log on."""
 
 
-def table_statuses(lake: Lake, states: JobStates, *, reached: int, pending: int | None) -> list[TableStatus]:
+def table_statuses(
+    lake: Lake, states: JobStates, *, reached: int, pending: int | None, has_news: Callable[[int], bool]
+) -> list[TableStatus]:
     """
     Every table of a lake. Needs neither Spark nor the jobs.
 
@@ -185,17 +189,25 @@ def table_statuses(lake: Lake, states: JobStates, *, reached: int, pending: int 
         lake: Where they are.
         states: What is known of the jobs.
         reached: The last seq of bronze.
-        pending: How many records the log has beyond that; ``None`` if nobody knows.
+        pending: How many records a run would take in; ``None`` if nobody knows.
+        has_news: Whether there are records past a seq that the pipeline did not publish itself.
     """
     from .catalogue import describe
 
     found = []
+    has_news = functools.cache(has_news)
+    # What is filled together reaches as far, also where there was nothing for one of them.
+    together = {"bronze": reached, "silver": int(lake.note(SILVER_EVENTS.name).get("seq", 0))}
     for name in lake.tables():
         table = describe(lake, name)
         job = str(lake.note(name).get("job", ""))
         last = states.of(job) if job else None
         seq = table.seq if last is None or table.seq != last.made else last.seq
+        if seq is not None:
+            seq = max(seq, together.get(name.partition(".")[0], 0))
         behind = None if seq is None else max(reached - seq, 0)
+        if behind and seq is not None and last is not None and not has_news(seq):
+            behind = 0
         due = "now" if (last is not None and last.problem) or behind or pending else "with new records"
         if due == "now" and last is not None and last.every_s and last.as_of and not last.problem:
             due = (datetime.fromisoformat(last.as_of) + timedelta(seconds=last.every_s)).isoformat()

@@ -29,7 +29,8 @@ DAY_COLUMN: Final = "date"
 _TEXT_CHARS_MAX: Final = 64
 _LAST_LETTER: Final = "\U0010ffff"
 _ROW_GROUP_BYTES: Final = 32 << 20
-_COLOURS: Final = re.compile(r"\x1b\[[0-9;]*m")
+_NOISE: Final = re.compile(r"\x1b\[[0-9;]*m|\b0: <unknown>.*", re.DOTALL)
+"""Colours, and where in a library that has no names for it an error arose."""
 # Columns whose bounds help nobody and are long, or quote what somebody wrote: a table's log outlives the rows it speaks of.
 _UNBOUNDED: Final = frozenset(
     {
@@ -97,8 +98,8 @@ def translate_read_errors(folder: Storage) -> Iterator[None]:
 
 
 def words_of(error: BaseException) -> str:
-    """What a library says, in one line without colours."""
-    return " ".join(_COLOURS.sub("", str(error)).split())[:300]
+    """What a library says, in one line."""
+    return " ".join(_NOISE.sub("", str(error)).split())[:300]
 
 
 # Bounds

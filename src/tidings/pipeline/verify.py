@@ -20,7 +20,7 @@ from tidings.log.embedded.layout import Layout, StreamKey
 from tidings.log.record import Record
 from tidings.log.segment import decode
 
-from .bronze import bronze_state
+from .bronze import bronze_state, check_reach
 from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS
 from .table_files import translate_read_errors
@@ -97,8 +97,9 @@ def compare_with_log(
         advance: Told how many records were read so far.
 
     Raises:
-        LakeDamaged: A file of the lake cannot be read.
+        LakeDamaged: A file of the lake cannot be read, or bronze has lost commits.
     """
+    check_reach(lake)
     report = advance or (lambda _: None)
     until = bronze_state(lake).seq
     erased = _erased(lake)

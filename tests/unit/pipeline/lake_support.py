@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,9 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
+from tests.unit.pipeline.support import Workspace
 from tidings.core.clock import Clock
+from tidings.log.embedded import open_log
 from tidings.log.interface import Log, Query
 from tidings.log.reading import records
 from tidings.log.record import Record
@@ -24,6 +27,19 @@ from tidings.pipeline.table_files import entry_of, write_file
 async def all_records(log: Log) -> list[Record]:
     """Everything that the log holds, as it stands."""
     return [record async for record in records(log, Query())]
+
+
+def records_of(workspace: Workspace) -> list[Record]:
+    """All that the log holds."""
+
+    async def read() -> list[Record]:
+        log = await open_log(workspace.folder, workspace.log_settings)
+        try:
+            return await all_records(log)
+        finally:
+            await log.close()
+
+    return asyncio.run(read())
 
 
 def write_events(data: bytes, target: Path, *, memory_mb: int = 128) -> list[BadLine]:

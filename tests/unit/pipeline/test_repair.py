@@ -2,55 +2,63 @@
 
 from __future__ import annotations
 
-import asyncio
+import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pytest
 
-from tests.unit.pipeline.lake_support import all_records, archive
+from tests.integration.cli.support import invoke
+from tests.unit.pipeline.lake_support import archive, records_of
 from tests.unit.pipeline.support import Workspace, event
 from tidings.core.clock import SYSTEM_CLOCK
-from tidings.log.embedded import open_log
-from tidings.log.record import Record
-from tidings.pipeline.lake import Lake
-from tidings.pipeline.log_place import LogPlace
-from tidings.pipeline.repair import BronzeRepair, Damage, find_damage, repair_bronze
+from tidings.pipeline.errors import LakeConflict
+from tidings.pipeline.lake import Lake, LakeMeta
 from tidings.pipeline.schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
-from tidings.pipeline.settings import PipelineSettings
-from tidings.pipeline.storage import Storage
-
-
-def records_of(workspace: Workspace) -> list[Record]:
-    """All that the log holds."""
-
-    async def read() -> list[Record]:
-        log = await open_log(workspace.folder, workspace.log_settings)
-        try:
-            return await all_records(log)
-        finally:
-            await log.close()
-
-    return asyncio.run(read())
+from tidings.pipeline.state_files import save_archived
+from tidings.pipeline.table_files import remove_action, write_file
 
 
 @pytest.fixture
 def workspace(tmp_path: Path) -> Workspace:
-    """A log of forty records in two topics, and a bronze of three files that holds them all."""
+    """A log of forty records in two topics, and a bronze of two batches and four files that holds them all."""
     made = Workspace(tmp_path)
     made.append(event(number, f"t{number % 2}") for number in range(40))
-    archive(made.lake, records_of(made), epoch=made.epoch, batch=1, files=3)
+    found = records_of(made)
     made.lake.begin(made.epoch)
+    archive(made.lake, found[:30], epoch=made.epoch, batch=1, files=2)
+    archive(made.lake, found[30:], epoch=made.epoch, batch=2, files=2)
+    save_archived(made.lake, made.epoch, 40)
     return made
 
 
-def repair(workspace: Workspace) -> tuple[Damage, BronzeRepair]:
-    """Find what is the matter with the lake, and repair bronze."""
-    lake = workspace.lake
-    damage = find_damage(lake)
-    place = LogPlace(Storage.of(workspace.folder))
-    return damage, repair_bronze(lake, place, damage, PipelineSettings(), run="r", now_ns=SYSTEM_CLOCK.now_ns())
+def fill_silver(workspace: Workspace, without: tuple[int, ...] = ()) -> None:
+    """Have silver's events hold what bronze holds, file by file, without some seqs."""
+    lake, schema = workspace.lake, arrow_schema(SILVER_EVENTS.schema)
+    folder, entries = lake.folder(SILVER_EVENTS.name), []
+    for number, file in enumerate(lake.files(BRONZE_EVENTS.name)):
+        rows = lake.dataset(BRONZE_EVENTS.name, [file]).to_table(filter=~pc.field("seq").isin(without))
+        entries.append(write_file(folder, f"silver-{number}.parquet", schema, [rows]))
+    note = {"seq": 40, "batch": 1, "epoch": workspace.epoch}
+    adds = lake.adds([entry for entry in entries if entry is not None])
+    lake.commit(SILVER_EVENTS.name, schema, adds, app="silver", version=1, note=note)
+
+
+def repaired(workspace: Workspace, *options: str, code: int = 0) -> dict[str, Any]:
+    """What ``tidings pipeline repair`` says; nothing here needs Spark."""
+    done = invoke("pipeline", "repair", *options, "-w", workspace.folder, "--json")
+    assert done.exit_code == code, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def is_equal(workspace: Workspace) -> bool:
+    """What ``tidings pipeline verify`` says."""
+    return invoke("pipeline", "verify", "-w", workspace.folder).exit_code == 0
 
 
 def bronze_files(lake: Lake) -> list[Path]:
@@ -79,15 +87,15 @@ def test_a_damaged_file_is_made_anew_from_the_log(workspace: Workspace, harm: ob
     path = bronze_files(workspace.lake)[1]
     harm(path)  # type: ignore[operator]
 
-    damage, done = repair(workspace)
+    done = repaired(workspace)
 
-    assert [problem in each.problem for each in damage.files[BRONZE_EVENTS.name]] == [True]
-    assert (done.recovered, done.healed, done.lost) == (13, 0, [])
-    assert workspace.verify().is_equal
+    assert [problem in each["problem"] for each in done["files"]] == [True]
+    assert (done["recovered"], done["healed_lines"], done["lost"]) == (15, 0, [])
+    assert is_equal(workspace)
     assert workspace.column(BRONZE_EVENTS.name, "seq") == list(range(1, 41))
-    assert find_damage(workspace.lake).is_whole
-    assert workspace.lake.note(BRONZE_EVENTS.name)["batch"] == 1  # the next run goes on where the last one ended
-    assert repair(workspace)[1] == BronzeRepair()
+    assert workspace.lake.note(BRONZE_EVENTS.name)["batch"] == 2  # the next run goes on where the last one ended
+    again = repaired(workspace)
+    assert (again["files"], again["missing_records"]) == ([], 0)
 
 
 def test_what_only_the_lake_had_is_told(workspace: Workspace) -> None:
@@ -96,23 +104,196 @@ def test_what_only_the_lake_had_is_told(workspace: Workspace) -> None:
     kept, lost = lake.files(BRONZE_EVENTS.name)[:2]
     entry = lake.copy_file(kept, SILVER_EVENTS.name, "copy.parquet")
     schema = arrow_schema(SILVER_EVENTS.schema)
-    lake.commit(SILVER_EVENTS.name, schema, lake.adds([entry]), app="silver", version=1, note={"seq": 40})
+    note = {"seq": 40, "batch": 1, "epoch": workspace.epoch}
+    lake.commit(SILVER_EVENTS.name, schema, lake.adds([entry]), app="silver", version=1, note=note)
     for topic in ("t0", "t1"):
         assert workspace.retain(topic, 0, archived={"t0": 9, "t1": 9}) == 1
     Path(kept.uri).unlink()
     Path(lost.uri).unlink()
 
-    damage, done = repair(workspace)
+    done = repaired(workspace, code=1)
 
-    assert damage.missing_count == kept.rows + lost.rows
+    assert done["missing_records"] == kept.rows + lost.rows
     held = set(workspace.column(BRONZE_EVENTS.name, "seq"))
-    gone = {seq for first, last in done.lost for seq in range(first, last + 1)}
+    gone = {seq for first, last in done["lost"] for seq in range(first, last + 1)}
     assert gone
     assert gone | held == set(range(1, 41))
     assert not gone & held
     rows = workspace.rows(QUARANTINE.name, "reason", "first_seq", "last_seq")
-    assert {row[1:] for row in rows if row[0].startswith("lost")} == set(done.lost)
+    assert {row[1:] for row in rows if row[0].startswith("lost")} == set(map(tuple, done["lost"]))
     assert all(each.is_equal for each in workspace.verify().streams)
+
+
+def log_files(workspace: Workspace, table: str = BRONZE_EVENTS.name) -> list[Path]:
+    """The files of a table's own log, in order."""
+    return sorted((workspace.lake.folder(table).path / "_delta_log").glob("*.json"))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda files: files[-1].unlink(),
+        lambda files: files[-1].write_text("{ no json"),
+        lambda files: shutil.rmtree(files[0].parent),
+        lambda files: shutil.rmtree(files[0].parent.parent),
+    ],
+    ids=["last gone", "changed", "all gone", "table gone"],
+)
+def test_a_table_without_its_log_is_made_anew(workspace: Workspace, harm: Callable[[list[Path]], object]) -> None:
+    """
+    If bronze's own log lost or damaged a file, verify, a dry run and a run all say so and change nothing; repair makes another
+    table of what its files hold and the log has, and the old folder stays.
+    """
+    harm(log_files(workspace))
+    before = sorted(workspace.lake.folder(BRONZE_EVENTS.name).path.rglob("*"))
+
+    assert not is_equal(workspace)
+    dry = repaired(workspace, "--dry-run")
+    ran = invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder)
+    done = repaired(workspace)
+
+    assert (list(dry["logs"]), list(done["logs"])) == ([BRONZE_EVENTS.name], [BRONZE_EVENTS.name])
+    assert ran.exit_code == 1
+    assert "pipeline repair" in ran.stderr
+    assert done["recovered"] == dry["missing_records"] == (0 if before else 40)
+    assert done["lost"] == []
+    (aside,) = done["set_aside"]
+    assert sorted(Path(aside).rglob("*")) == before
+    assert is_equal(workspace)
+    assert workspace.column(BRONZE_EVENTS.name, "seq") == list(range(1, 41))
+    assert workspace.lake.note(BRONZE_EVENTS.name)["seq"] == 40
+    assert repaired(workspace)["logs"] == {}
+
+
+def test_a_table_without_its_log_keeps_what_only_it_has(workspace: Workspace) -> None:
+    """
+    Records that retention dropped are taken over from the files of a bronze without a log, each once, and what was erased in one
+    file does not come back from an older one; what no file has any more is named.
+    """
+    lake = workspace.lake
+    first, second = lake.files(BRONZE_EVENTS.name)[:2]
+    rows = lake.dataset(BRONZE_EVENTS.name, [first]).to_table()
+    erased = rows["seq"].to_pylist()[0]
+    nothing = pc.if_else(pc.equal(rows["seq"], erased), None, rows["payload"])
+    rows = rows.set_column(rows.column_names.index("payload"), "payload", nothing)
+    entry = write_file(lake.folder(BRONZE_EVENTS.name), "scrubbed.parquet", rows.schema, [rows])
+    assert entry is not None
+    lake.commit(
+        BRONZE_EVENTS.name,
+        rows.schema,
+        lake.adds([entry]),
+        [remove_action(first, now_ms=1)],
+        app="scrub",
+        version=1,
+        note=lake.note(BRONZE_EVENTS.name),
+    )
+    for topic in ("t0", "t1"):
+        assert workspace.retain(topic, 0, archived={"t0": 9, "t1": 9}) == 1
+    only = {seq for seq in workspace.column(BRONZE_EVENTS.name, "seq") if seq <= 20}
+    gone = set(lake.dataset(BRONZE_EVENTS.name, [second]).to_table(["seq"])["seq"].to_pylist()) & only
+    Path(second.uri).unlink()
+    shutil.rmtree(log_files(workspace)[0].parent)
+
+    done = repaired(workspace, code=1)
+
+    assert {seq for low, high in done["lost"] for seq in range(low, high + 1)} == gone
+    assert workspace.column(BRONZE_EVENTS.name, "seq") == sorted(set(range(1, 41)) - gone)
+    said = dict(workspace.rows(BRONZE_EVENTS.name, "seq", "payload"))
+    assert [seq for seq, payload in said.items() if payload is None] == [erased]
+    assert repaired(workspace)["lost"] == []
+
+
+def test_a_repair_is_seen_by_those_who_had_the_lake_open(workspace: Workspace) -> None:
+    """Whoever goes on with a table that a repair moved is told, and commits nothing to the old one."""
+    held = workspace.lake
+    held.files(BRONZE_EVENTS.name)
+    log_files(workspace)[-1].unlink()
+    repaired(workspace)
+
+    with pytest.raises(LakeConflict):
+        archive(held, records_of(workspace)[30:], epoch=workspace.epoch, batch=3)
+    assert is_equal(workspace)
+
+
+@pytest.mark.parametrize("content", [None, b"{ no json"])
+def test_lake_json_is_written_anew(workspace: Workspace, content: bytes | None) -> None:
+    """
+    A ``lake.json`` that is gone or damaged is made from what the tables say: the epoch, the folder of its tables, and those that
+    were moved. Until then a run says what helps.
+    """
+    log_files(workspace)[-1].unlink()
+    repaired(workspace)
+    path = workspace.lake.storage.path / "lake.json"
+    before = path.read_bytes()
+    path.unlink()
+    if content is not None:
+        path.write_bytes(content)
+
+    assert "pipeline repair" in invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).stderr
+    assert repaired(workspace, "--dry-run")["lake_json"]
+    assert not path.exists() or path.read_bytes() == content
+    assert repaired(workspace)["lake_json"]
+
+    assert path.read_bytes() == before
+    assert b"events-2" in before
+    assert is_equal(workspace)
+    assert not repaired(workspace)["lake_json"]
+
+
+def test_of_two_epochs_the_logs_own_is_taken(workspace: Workspace) -> None:
+    """With tables of an ended epoch beside them, ``lake.json`` is made to name those of the log's present one."""
+    lake = workspace.lake
+    old = lake.storage.child("tables-of-before")
+    shutil.move(lake.tables_folder.path, old.path)
+    lake.storage.replace("lake.json", b'{"format":1,"epoch":"0123456789abcdef"}')
+    lake = workspace.lake
+    lake.begin(workspace.epoch)
+    archive(lake, records_of(workspace)[:10], epoch=workspace.epoch, batch=1)
+    shutil.move(old.path, lake.storage.path / "tables")
+    meta = lake.meta()
+    other = Workspace(workspace.folder).lake.seen_as(LakeMeta(1, "0123456789abcdef"))
+    other.commit(
+        BRONZE_EVENTS.name,
+        other.schema(BRONZE_EVENTS.name),
+        (),
+        app="bronze",
+        version=3,
+        note={"epoch": "0123456789abcdef", "seq": 40, "batch": 3},
+    )
+    for name in ("lake.json", "archived.json"):
+        (lake.storage.path / name).unlink()
+
+    repaired(workspace)
+
+    assert workspace.lake.meta() == meta
+    assert is_equal(workspace)
+
+
+def test_silver_gets_only_what_it_lacks(workspace: Workspace) -> None:
+    """
+    Of silver's events a damaged file is made again from bronze, and nothing else is touched; a record that silver leaves out,
+    because it repeats another, stays out.
+    """
+    lake = workspace.lake
+    rows = lake.dataset(BRONZE_EVENTS.name).to_table(filter=pc.field("seq") == 1).to_pylist()
+    again = pa.Table.from_pylist([rows[0] | {"seq": 41, "offset": 20}], schema=arrow_schema(BRONZE_EVENTS.schema))
+    entry = write_file(lake.folder(BRONZE_EVENTS.name), "repeat.parquet", again.schema, [again])
+    assert entry is not None
+    note = {"seq": 41, "batch": 3, "epoch": workspace.epoch}
+    lake.commit(BRONZE_EVENTS.name, again.schema, lake.adds([entry]), app="bronze", version=3, note=note)
+    fill_silver(workspace, without=(41,))
+    note = workspace.lake.note(SILVER_EVENTS.name) | {"seq": 41}
+    lake.commit(SILVER_EVENTS.name, again.schema, (), app="silver", version=2, note=note)
+    before = workspace.rows(SILVER_EVENTS.name)
+    bad, *good = workspace.lake.files(SILVER_EVENTS.name)
+    Path(bad.uri).unlink()
+
+    done = repaired(workspace)
+
+    assert (done["rebuilt_silver"], done["recovered"]) == ([], 0)
+    assert workspace.rows(SILVER_EVENTS.name) == before
+    assert {file.name for file in good} < {file.name for file in workspace.lake.files(SILVER_EVENTS.name)}
+    assert workspace.lake.note(SILVER_EVENTS.name) == note  # for the jobs nothing has changed
 
 
 def test_a_line_that_is_whole_again_comes_back(workspace: Workspace, tmp_path: Path) -> None:
@@ -138,11 +319,8 @@ def test_a_line_that_is_whole_again_comes_back(workspace: Workspace, tmp_path: P
     rows = pa.Table.from_pylist([row, stays], schema=arrow_schema(QUARANTINE.schema))
     lake.write_rows(rows, QUARANTINE.name, QUARANTINE.schema, app="bronze", version=1, note={"seq": 40}, run="r")
 
-    damage = find_damage(lake)
-    place = LogPlace(Storage.of(workspace.folder))
-    done = repair_bronze(lake, place, damage, PipelineSettings(), run="r", now_ns=1)
+    done = repaired(workspace, "--lake", str(tmp_path / "other"))
 
-    assert damage.is_whole
-    assert (done.recovered, done.healed, done.lost) == (1, 1, [])
-    assert find_damage(lake).missing == []
+    assert (done["files"], done["recovered"], done["healed_lines"], done["lost"]) == ([], 1, 1, [])
+    assert repaired(workspace, "--lake", str(tmp_path / "other"))["missing_records"] == 0
     assert sum(file.rows for file in lake.files(QUARANTINE.name)) == 1

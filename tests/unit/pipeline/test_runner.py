@@ -33,7 +33,7 @@ from tidings.pipeline.lake import Lake
 from tidings.pipeline.runner import RunReport
 from tidings.pipeline.session import ProgressStep
 from tidings.pipeline.settings import PipelineSettings
-from tidings.pipeline.silver import Silver
+from tidings.pipeline.silver import FROM_THE_BEGINNING, Silver
 from tidings.pipeline.status import JobStates, idle_at
 
 if TYPE_CHECKING:
@@ -618,7 +618,7 @@ def test_silver_can_be_made_anew(spark: SparkSession, filled: Workspace, monkeyp
         return commit(lake, table, *args, **options)
 
     monkeypatch.setattr(Lake, "commit", watched)
-    filled.pipeline(TEST_SETTINGS).run(lambda: spark, is_silver_anew=True)
+    filled.pipeline(TEST_SETTINGS).run(lambda: spark, silver_anew=FROM_THE_BEGINNING)
 
     assert set(seen) == {len(before)}
     assert filled.rows("silver.events", "seq", "event_id", "payload") == before

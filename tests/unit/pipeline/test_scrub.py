@@ -30,6 +30,7 @@ from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import arrow_schema
 from tidings.pipeline.scrub import Scrub, plan_scrub
 from tidings.pipeline.serving import ArchivedLog, LakeArchive
+from tidings.pipeline.silver import FROM_THE_BEGINNING
 from tidings.pipeline.state_files import load_archived
 
 if TYPE_CHECKING:
@@ -280,7 +281,7 @@ def test_the_next_runs_bring_nothing_back(spark: SparkSession, workspace: Worksp
     assert {"stays", "fresh", "later"} <= {row[0] for row in workspace.rows("gold.temporal_index", "doc_id")}
     rolled = str(workspace.rows("gold.rollups", "summary"))
     assert "plumber" in rolled
-    workspace.pipeline(TEST_SETTINGS).run(lambda: spark, is_silver_anew=True)
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark, silver_anew=FROM_THE_BEGINNING)
     assert not set(ERASED) & set(workspace.column("silver.events", "event_id"))
     assert workspace.verify().is_equal
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from tests.integration.cli.support import invoke
-from tests.unit.pipeline.lake_support import write_table
+from tests.unit.pipeline.lake_support import archive, records_of, write_table
 from tests.unit.pipeline.support import Workspace, event
+from tidings.pipeline.gold import OWN_DEVICE
 from tidings.pipeline.status import JobStates
 from tidings.pipeline.storage import Storage
 
@@ -61,6 +64,35 @@ def test_status_for_programs(tmp_path: Path) -> None:
     assert tables["gold.broken"]["failed"] == {"at": "2026-03-02T09:30:00+00:00", "problem": "division by zero"}
     assert tables["gold.broken"]["due"] == "now"
     assert [failed["job"] for failed in said["failed"]] == ["broken", "never"]
+
+
+@pytest.mark.parametrize(("device", "is_news"), [(OWN_DEVICE, False), ("phone", True)])
+def test_what_the_pipeline_published_is_not_yet_to_come(tmp_path: Path, device: str, is_news: bool) -> None:
+    """
+    Records that only the pipeline itself published are neither yet to come nor does a table wait for them; those of others are,
+    and so is everything beside them.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number, **({} if number < 3 else {"device": device})) for number in range(5))
+    workspace.lake.begin(workspace.epoch)
+    archive(workspace.lake, records_of(workspace)[:4], epoch=workspace.epoch, batch=1)
+    note = {"seq": 2, "batch": 1, "epoch": workspace.epoch}
+    write_table(workspace.lake, "silver.events", "seq bigint", [{"seq": n} for n in (1, 2, 3, 4)], note | {"seq": 4})
+    write_table(workspace.lake, "silver.group_cursors", "n bigint", [], note)
+    write_table(workspace.lake, "bronze.quarantine", "n bigint", [], note)
+    write_table(workspace.lake, "gold.counts", "n bigint", [{"n": 1}], note | {"job": "counts"})
+    write_table(workspace.lake, "gold.sums", "n bigint", [{"n": 1}], note | {"job": "sums", "seq": 3})
+    states = JobStates(workspace.lake.storage, workspace.epoch)
+    states.update("counts", seq=3, made=2)
+
+    said = json.loads(invoke("pipeline", "status", "--json", "-w", workspace.folder).stdout)
+
+    assert said["pending"] == (1 if is_news else 0)
+    due = "now" if is_news else "with new records"
+    assert {(table["due"], table["behind"]) for table in said["tables"] if "gold" in table["name"]} == {
+        (due, 1 if is_news else 0)
+    }
+    assert {(table["due"], table["behind"]) for table in said["tables"] if "gold" not in table["name"]} == {(due, 0)}
 
 
 def test_status_for_people(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import pickle
 from datetime import date
 from pathlib import Path
@@ -10,7 +11,10 @@ from pathlib import Path
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
+from tests.integration.cli.support import invoke
 from tests.s3_server import SECRET, new_bucket, options_of
+from tests.unit.pipeline.lake_support import archive, records_of
+from tests.unit.pipeline.support import Workspace, event
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.errors import SettingsError
 from tidings.pipeline import table_files
@@ -20,6 +24,7 @@ from tidings.pipeline.housekeeping import keep_house
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import arrow_schema
 from tidings.pipeline.settings import PipelineSettings
+from tidings.pipeline.state_files import load_vacuumed, save_vacuumed
 from tidings.pipeline.storage import Storage
 from tidings.pipeline.table_files import FileOutput, FileWriter
 
@@ -139,6 +144,37 @@ def test_tables_stay_small_however_often_they_are_committed_to(tmp_path: Path, p
     assert query(lake, "select count(*), count(distinct n), max(n) from gold.grows").rows == ((passes, passes, passes),)
     assert query(lake, "select n from gold.replaced").rows == ((passes,),)
     assert lake.note("gold.grows") == lake.note("gold.replaced") == {"seq": passes}
+
+
+@pytest.mark.parametrize("is_known_idle", [True, False])
+def test_old_files_go_though_nothing_is_new(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_known_idle: bool
+) -> None:
+    """A run with nothing new starts no Spark, and still deletes old files and old entries of logs when it is time."""
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number) for number in range(10))
+    lake = workspace.lake
+    lake.begin(workspace.epoch)
+    archive(lake, records_of(workspace), epoch=workspace.epoch, batch=1)
+    run = ("pipeline", "run", "--jobs", "none", "--set", "keep_hours=0", "--set", "checkpoint_commits=1")
+    first = invoke(*run, "-w", workspace.folder)
+    stray = lake.folder("bronze.events").path / "left-by-a-run-that-died.parquet"
+    stray.write_bytes(b"half a file")
+    os.utime(stray, (0, 0))
+    second = invoke(*run, "-w", workspace.folder)
+    assert stray.exists()
+    tables = ("bronze.events", "silver.events")
+    save_vacuumed(lake.storage, workspace.epoch, dict.fromkeys(tables, 0))
+    if is_known_idle:
+        monkeypatch.setattr("tidings.pipeline.status.idle_at", lambda *_: 10)
+
+    third = invoke(*run, "-w", workspace.folder)
+
+    assert [done.exit_code for done in (first, second, third)] == [0, 0, 0]
+    assert "nothing new" in third.stdout
+    assert "Spark" not in first.stderr + second.stderr + third.stderr
+    assert not stray.exists()
+    assert all(load_vacuumed(lake.storage, workspace.epoch).at_ns[table] > 0 for table in tables)
 
 
 def test_housekeeping_works_on_an_object_store(s3_url: str) -> None:
