@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -13,14 +13,18 @@ import pytest
 
 from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace, event
+from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.segment import encode_line
 from tidings.log.settings import LogSettings
-from tidings.pipeline.bronze import bronze_state, gap_rows, without_repeats
-from tidings.pipeline.errors import SegmentMissing
+from tidings.pipeline.bronze import Bronze, bronze_state, gap_rows, without_repeats
+from tidings.pipeline.bronze_task import Message, Planned, Written
+from tidings.pipeline.errors import LakeConflict, SegmentMissing
+from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import QUARANTINE, arrow_schema
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import Gap, SegmentRange, bundles
-from tidings.pipeline.state_files import load_archived
+from tidings.pipeline.state_files import Hints, load_archived
+from tidings.pipeline.table_files import write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -116,6 +120,46 @@ def test_a_quarantined_line_is_not_told_twice() -> None:
     fresh = pa.Table.from_pylist(gap_rows(gaps[1:], "e", 2), schema=arrow_schema(QUARANTINE.schema))
 
     assert without_repeats(fresh, known)["first_seq"].to_pylist() == [5]
+
+
+def _found(workspace: Workspace, run: str, until: int) -> tuple[Bronze, list[Message]]:
+    """What a run has in hand that read up to a seq, and found a line at each multiple of ten bytes that is no record."""
+    lake, schema = Lake(workspace.lake.storage, SYSTEM_CLOCK), arrow_schema(QUARANTINE.schema)
+    rows = [{"file": "demo/1", "byte_offset": 10 * n, "reason": "torn", "epoch": workspace.epoch} for n in range(until)]
+    entry = write_file(
+        lake.folder(QUARANTINE.name), f"{run}.parquet", schema, [pa.Table.from_pylist(rows, schema=schema)]
+    )
+    assert entry is not None
+    planned = Planned(0, until, (), Hints(workspace.epoch, until), 0)
+    bronze = Bronze(lake, workspace.source(), PipelineSettings(), run=run)
+    return bronze, [planned, Written(QUARANTINE.name, entry)]
+
+
+@pytest.mark.parametrize("comes_first", ["bronze.quarantine", "bronze.events"])
+def test_of_two_runs_one_sets_lines_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, comes_first: str) -> None:
+    """
+    Two runs that find the same lines at once quarantine each of them once, wherever the second overtakes the first; and so does
+    a run that goes on after one that died before its commit to bronze.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append([event(1)])
+    workspace.lake.begin(workspace.epoch)
+    bronze, messages = _found(workspace, "one", 2)
+    other, others = _found(workspace, "two", 3)
+    commit = Lake.commit
+
+    def overtaken(lake: Lake, table: str, *args: Any, **options: Any) -> int:
+        if table == comes_first and options["app"] == "bronze":
+            monkeypatch.setattr(Lake, "commit", commit)
+            assert other.take(others, workspace.epoch).quarantined == (3 if comes_first == "bronze.quarantine" else 1)
+        return commit(lake, table, *args, **options)
+
+    monkeypatch.setattr(Lake, "commit", overtaken)
+    with pytest.raises(LakeConflict):
+        bronze.take(messages, workspace.epoch)
+
+    assert workspace.column(QUARANTINE.name, "byte_offset") == [0, 10, 20]
+    assert bronze_state(workspace.lake).seq == 3
 
 
 def test_what_retention_took_unread_is_told(spark: SparkSession, tmp_path: Path) -> None:

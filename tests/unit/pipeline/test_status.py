@@ -73,7 +73,7 @@ def test_what_the_pipeline_published_is_not_yet_to_come(tmp_path: Path, device: 
     and so is everything beside them.
     """
     workspace = Workspace(tmp_path)
-    workspace.append(event(number, **({} if number < 3 else {"device": device})) for number in range(5))
+    workspace.append(event(number, device=None if number < 3 else device) for number in range(5))
     workspace.lake.begin(workspace.epoch)
     archive(workspace.lake, records_of(workspace)[:4], epoch=workspace.epoch, batch=1)
     note = {"seq": 2, "batch": 1, "epoch": workspace.epoch}
