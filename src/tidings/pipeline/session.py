@@ -229,6 +229,8 @@ _CONF: Final = {
     "spark.sql.codegen.cache.maxEntries": "4000",
     # Jobs that run side by side share the cores, instead of the first one having them all.
     "spark.scheduler.mode": "FAIR",
+    # What Spark never shows: its own words for it, all storage options, and keys of Azure and Google by Hadoop's names.
+    "spark.redaction.regex": r"(?i)secret|password|token|(access|account|private|sas)[._]?key|[._]sas[._]|service[._]?account|^storage[.]",
     "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -Duser.timezone=UTC",
     # A job that fails says so to its caller; what a user reads is our sentence and, with --spark-log, Spark's.
     "spark.log.level": "OFF",

@@ -246,13 +246,15 @@ def group_lag(
         as_of: The run's idea of now.
         stalled_after_s: How long a cursor may stand still while events wait.
     """
-    heads = events.groupBy("topic").agg(F.max("offset").alias("head_offset"))
-    waiting = (
+    is_waiting = F.col("offset") > F.col("committed")
+    topics = (
         events.select("topic", "offset", "written_at")
         .join(cursors.select("topic", "group", "committed"), "topic")
-        .where(F.col("offset") > F.col("committed"))
         .groupBy("topic", "group")
-        .agg(F.min("written_at").alias("oldest_waiting_at"))
+        .agg(
+            F.max("offset").alias("head_offset"),
+            F.min(F.when(is_waiting, F.col("written_at"))).alias("oldest_waiting_at"),
+        )
     )
     now = moment(as_of)
     lag = F.greatest(F.lit(0), F.coalesce(F.col("head_offset") - F.col("committed"), F.lit(0)))
@@ -263,8 +265,7 @@ def group_lag(
     )
     return (
         cursors.select("topic", "group", "committed", F.col("at").alias("cursor_at"))
-        .join(heads, "topic", "left")
-        .join(waiting, ["topic", "group"], "left")
+        .join(topics, ["topic", "group"], "left")
         .withColumns({"lag": lag, "idle_s": idle_s})
         .withColumns({"waiting_s": F.when(F.col("oldest_waiting_at").isNotNull(), waiting_s), "state": state})
     )
