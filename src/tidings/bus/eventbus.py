@@ -277,7 +277,7 @@ class EventBus:
     async def drain(self, timeout_s: float = 10.0) -> None:
         """
         Wait until every group that runs here has handled all events committed before the call: acknowledged them, or
-        dead-lettered them after their retries. For tests, mostly.
+        dead-lettered them after their retries; and has tried the dead letters that it was asked to try again. For tests, mostly.
 
         Raises:
             DrainTimeout: Some had not within the time; it says which, and how many events they lack.

@@ -86,6 +86,15 @@ class DeadLetterQueue:
         else:
             self._tasks[group] = asyncio.create_task(self._redrive_requested(group))
 
+    def is_redriving(self, group: Group) -> bool:
+        """Whether a group has letters before it that were requested."""
+        return group in self._tasks
+
+    async def redriven(self, group: Group) -> None:
+        """Wait until a group has tried what was requested."""
+        if (task := self._tasks.get(group)) is not None:
+            await asyncio.wait([task])
+
     async def _redrive_requested(self, group: Group) -> None:
         """Redrive what was requested until nothing is left, or the group is paused."""
         try:

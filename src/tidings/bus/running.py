@@ -270,14 +270,21 @@ class RunningBus:
             if subscription.group_state is not None
         ]
         for group, end in waiting:
-            handled = asyncio.ensure_future(group.wait_until_handled(end))
+            handled = asyncio.ensure_future(self._handled(group, end))
             try:
                 await within(self._clock, max(0.0, deadline - self._clock.monotonic()), handled)
                 if not handled.done():
-                    behind = {(each.topic, each.name): each.count_behind(until) for each, until in waiting}
+                    behind = {
+                        (each.topic, each.name): each.count_behind(until) + self.dead_letters.is_redriving(each)
+                        for each, until in waiting
+                    }
                     raise DrainTimeout(timeout_s, {key: count for key, count in behind.items() if count})
             finally:
                 handled.cancel()
+
+    async def _handled(self, group: Group, end: int) -> None:
+        await group.wait_until_handled(end)
+        await self.dead_letters.redriven(group)
 
     def health(self) -> Health:
         """Whether events can be published, and whether they reach their groups."""

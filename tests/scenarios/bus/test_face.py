@@ -113,6 +113,34 @@ async def test_drain_waits_for_retries_and_dead_letters(tmp_path: Path) -> None:
         assert [letter.offset for letter in letters] == [1]
 
 
+async def test_drain_waits_for_letters_that_are_to_be_tried_again(tmp_path: Path) -> None:
+    """What was requested while no bus ran is tried before it returns; if that takes longer than the time, it says for whom."""
+    release = asyncio.Event()
+    tried: list[int] = []
+
+    async def bill(event: Event) -> None:
+        tried.append(len(tried))
+        if len(tried) == 1:
+            raise ValueError("no")
+        await release.wait()
+
+    async with Bus(tmp_path) as bus:
+        await bus.subscribe("orders", "billing", bill, max_retries=0)
+        await bus.publish("orders", {}, type="ORDER_PLACED", space="s")
+        await bus.drain()
+    async with Bus(tmp_path) as bus:
+        await bus.redrive("orders")
+    async with Bus(tmp_path) as bus:
+        await bus.subscribe("orders", "billing", bill, max_retries=0)
+        with pytest.raises(DrainTimeout, match="orders/billing lacks 1"):
+            await bus.drain(timeout_s=0.05)
+        release.set()
+        await bus.drain()
+
+        assert tried == [0, 1]
+        assert [letter.state for letter in await bus.dead_letters("orders")] == []
+
+
 async def test_drain_says_who_is_behind(tmp_path: Path) -> None:
     """After the time there is an error that names the groups and how many events they lack."""
     release = asyncio.Event()
