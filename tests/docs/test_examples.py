@@ -20,7 +20,8 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.docs.test_programs import FIRST_STEPS, blocks, run_program
+from tests.docs.reading import FIRST_STEPS, run_program
+from tests.docs.test_programs import blocks
 from tests.node.chromium import CHROMIUM, chromium
 from tidings import Bus, Client
 from tidings.testing.node import node_settings, running_node

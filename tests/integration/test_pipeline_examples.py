@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Final
 
 import pytest
 
-from tests.docs.test_programs import run_program
+from tests.docs.reading import run_program
 from tests.docs.test_project import pins
 from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace
