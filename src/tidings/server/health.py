@@ -45,7 +45,7 @@ _SUMMARIES: Final = {
     "log.not_durable": "acknowledged events can be lost in a crash",
     "bus.stalled": "a group or a topic has stopped",
     "access.closed": "everything is denied",
-    "access.no_keys": "no token can be verified",
+    "access.no_keys": "no token can be verified: the node has neither a secret nor a key set; its log says what to do",
     "access.audit_unavailable": "nothing can be put on record",
     "apps.unreadable": "a record about apps cannot be read",
 }
