@@ -19,7 +19,7 @@ def tool() -> str:
     if started_as.name != "tidings":  # python -m tidings.cli, or a program
         return f"{python()} -m tidings.cli"
     found = shutil.which("tidings")
-    is_at_hand = found is not None and Path(found).exists() and os.path.samefile(found, started_as)
+    is_at_hand = found is not None and started_as.exists() and os.path.samefile(found, started_as)
     return "tidings" if is_at_hand else shlex.quote(str(started_as))
 
 
