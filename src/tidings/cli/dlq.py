@@ -287,7 +287,7 @@ def _filter(
 def _show_letters(out: Output, title: str, letters: Sequence[DeadLetter]) -> None:
     out.listing(
         title,
-        ("topic", "id", "state", "reason", "retries>", "given up", "error"),
+        ("topic", "id", "state", "reason", "retries>", "given up>", "error"),
         letters,
         lambda each: (
             each.topic,
@@ -295,7 +295,7 @@ def _show_letters(out: Output, title: str, letters: Sequence[DeadLetter]) -> Non
             each.state,
             each.reason,
             each.retries,
-            each.failed_at,
+            each.failed_at[:19],
             f"{each.error_type}: {each.error}",
         ),
         empty="there are no dead letters",

@@ -28,7 +28,7 @@ from tidings.log.line_codec import IS_COMPILED
 from tidings.server.address import read_address
 
 from .context_file import contexts_path
-from .output import EXTRAS, ExitCode, human_bytes
+from .output import EXTRAS, ExitCode, as_typed, human_bytes
 from .session import Session, command
 
 app = typer.Typer(rich_markup_mode=None)
@@ -87,7 +87,7 @@ async def doctor(
     )
     for each in findings:
         if each.hint is not None:
-            session.out.text(f"{each.check}: {each.hint}")
+            session.out.text(as_typed(f"{each.check}: {each.hint}"))
     if any(each.state == "problem" for each in findings):
         raise typer.Exit(ExitCode.PROBLEM)
 

@@ -34,8 +34,7 @@ app = typer.Typer(help="Look at durable groups, and move, pause or forget them."
 TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Only groups of this topic.")]
 GroupArgument = Annotated[str, typer.Argument(metavar="GROUP", help="The group.")]
 _COLUMNS: Final = (
-    *("topic", "group", "state", "committed>", "next>", "lag>", "acked early>", "failed attempts>", "oldest unacked>"),
-    "dead letters>",
+    *("topic", "group", "state", "committed>", "next>", "lag>", "early>", "failed>", "oldest>", "dead>"),
 )
 _INTERVAL_S_MIN: Final = 0.1
 _RUNNING_FIELDS: Final = ("members", "handling", "delivered", "acked", "retried", "dead_lettered")
@@ -66,8 +65,9 @@ async def list_groups(
     """
     List the groups with their position, their lag and what holds them up.
 
-    Lag counts the events that are not acknowledged; acknowledged early are those beyond the first that is not;
-    failed attempts are those of events that will be tried again.
+    Committed is the last offset up to which everything is acknowledged, next the offset of the topic's next event. Lag counts the events
+    that are not acknowledged, oldest says how old the first of them is; early are those acknowledged beyond it; failed counts the attempts of
+    events that will be tried again, dead the dead letters.
     """
     wanted = None if topic is None else check_topic(topic)
     async with looking(session, offsets_key=offsets_key) as admin:

@@ -106,6 +106,8 @@ async def read(
                 break
             _show_record(session.out, record, is_raw=is_raw)
             count += 1
+    if not count:
+        session.out.note("there are no such records")
 
 
 @command(
@@ -422,7 +424,7 @@ async def show_topic(session: Session, topic: TopicArgument) -> None:
         return
     session.out.table(
         f"Topic {info.topic}: offsets {info.first_offset} to {info.next_offset - 1}, {human_bytes(info.size_bytes)}",
-        ("segment>", "state", "records>", "size>", "offsets>", "seqs>", "written", "digest"),
+        ("segment>", "state", "records>", "size>", "offsets>", "seqs>", "newest>", "digest"),
         (
             (
                 each.number if each.space_id is None else f"{each.space_id}/{each.number}",
@@ -431,7 +433,7 @@ async def show_topic(session: Session, topic: TopicArgument) -> None:
                 human_bytes(each.size_bytes),
                 f"{each.first_offset} to {each.last_offset}",
                 f"{each.first_seq} to {each.last_seq}",
-                f"{each.first_written_at} to {each.last_written_at}",
+                each.last_written_at[:19],
                 (each.digest or "")[:12],
             )
             for each in info.segments

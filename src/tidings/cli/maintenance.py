@@ -281,22 +281,23 @@ def _show_retention(out: Output, plan: RetentionPlan, *, is_done: bool) -> None:
         }
         out.json({**summary, "decisions": rows})
         return
-    out.table(
-        "Retention",
-        ("topic", "segment>", "records>", "size>", "newest", "fate", "because"),
-        (
+    if rows:
+        out.table(
+            "Retention",
+            ("topic", "segment>", "records>", "size>", "newest>", "fate", "because"),
             (
-                row["topic"] if row["space_id"] is None else f"{row['space_id']}/{row['topic']}",
-                row["segment"],
-                row["records"],
-                human_bytes(row["bytes"]),
-                row["newest"],
-                ("dropped" if is_done else "may go") if row["drops"] else "stays",
-                row["reason"],
-            )
-            for row in rows
-        ),
-    )
+                (
+                    row["topic"] if row["space_id"] is None else f"{row['space_id']}/{row['topic']}",
+                    row["segment"],
+                    row["records"],
+                    human_bytes(row["bytes"]),
+                    row["newest"][:19],
+                    ("dropped" if is_done else "may go") if row["drops"] else "stays",
+                    row["reason"],
+                )
+                for row in rows
+            ),
+        )
     freed = f"{len(plan.drops)} segments, {human_bytes(plan.freed_bytes)}"
     if is_done:
         out.text(f"dropped: {freed}")

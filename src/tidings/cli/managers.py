@@ -139,6 +139,8 @@ async def audit(
                 found.append(record)
         for record in found:
             session.out.record(record)
+        if not found:
+            session.out.note("nothing is on record yet")
 
 
 # Apps

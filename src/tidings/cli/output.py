@@ -21,10 +21,11 @@ import os
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Literal, Protocol, TypeVar
 
 import msgspec
 import orjson
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
@@ -36,6 +37,8 @@ from tidings.core.installing import install_line
 from tidings.log.encryption import KeyFileBusy, KeyFileError, SealBroken
 from tidings.log.errors import CorruptLog, LogFenced, StorageFull, WorkspaceBusy, WorkspaceError
 from tidings.log.record import Record
+
+from .pasting import tool
 
 T = TypeVar("T")
 
@@ -61,7 +64,7 @@ EXIT_MEANINGS: Final = {
     ExitCode.BUSY: "another process is the writer",
     ExitCode.CORRUPT: "acknowledged data is lost or altered",
     ExitCode.FULL: "there is no room on the disk",
-    ExitCode.INTERRUPTED: "interrupted (Ctrl-C); `log tail` ends with 0 instead, as that is how it ends",
+    ExitCode.INTERRUPTED: "interrupted (Ctrl-C); what only Ctrl-C ends, as `log tail`, ends with 0",
 }
 
 
@@ -173,14 +176,22 @@ def as_text(error: TidingsError) -> str:
     """The error as people get it: a sentence, and what can be done."""
     lines = [f"error: {error.describe()}"]
     if error.hint is not None:
-        lines.append(f"hint: {error.hint}")
+        lines.append(f"hint: {as_typed(error.hint)}")
     return "\n".join(lines)
+
+
+def as_typed(text: str) -> str:
+    """A text whose command lines can be pasted here: ``tidings`` in backticks as it is typed in this folder."""
+    return text.replace("`tidings ", f"`{tool()} ")
 
 
 # A table in a pipe must not be squeezed into the 80 columns that rich assumes there.
 _PIPE_COLUMNS: Final = 240
 # C0 and C1 controls, and the marks that turn the direction of what follows.
 _STEERING: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+# A column of text is not folded to less than this.
+_FOLDED_COLUMNS_MIN: Final = 12
+_GAP: Final = 2
 _UNITS: Final = ("B", "KB", "MB", "GB", "TB")
 
 
@@ -259,22 +270,46 @@ class Output:
             self._stdout.write(line + "\n")
 
     def table(self, title: str, columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-        """A table for people; a column whose name ends in ``>`` is aligned to the right."""
-        table = Table(title=title, title_justify="left", header_style="bold", title_style="bold")
-        for name in columns:
-            table.add_column(name.rstrip(">"), justify="right" if name.endswith(">") else "left", overflow="fold")
-        for row in rows:
-            table.add_row(*(Text(plain(str(cell))) for cell in row))
-        self.console.print(table)
+        """
+        A table for people; a column whose name ends in ``>`` is aligned to the right.
+
+        Text is folded within its column. Where the terminal is too narrow for that, each row is shown by itself, a line a cell.
+        """
+        cells = [[plain(str(cell)) for cell in row] for row in rows]
+        names = [name.rstrip(">") for name in columns]
+        widths = [max(map(len, (name, *column))) for name, *column in zip(names, *cells, strict=True)]
+        least = [
+            width if name.endswith(">") else max(len(name.rstrip(">")), min(width, _FOLDED_COLUMNS_MIN))
+            for name, width in zip(columns, widths, strict=True)
+        ]
+        if sum(least) + _GAP * (len(least) - 1) > self.console.width:
+            for number, row in enumerate(cells, 1):
+                self.facts(f"{title}, {number} of {len(cells)}", zip(names, row, strict=True))
+            return
+        table = _table()
+        for name, width in zip(columns, least, strict=True):
+            is_number = name.endswith(">")
+            justify: Literal["left", "right"] = "right" if is_number else "left"
+            table.add_column(name.rstrip(">"), justify=justify, overflow="fold", no_wrap=is_number, min_width=width)
+        for row in cells:
+            table.add_row(*map(Text, row))
+        self._print(title, table)
 
     def facts(self, title: str, pairs: Iterable[tuple[str, object]]) -> None:
         """Names and values, one a line."""
-        table = Table(title=title, title_justify="left", show_header=False, title_style="bold")
-        table.add_column(style="bold")
+        table = _table(show_header=False)
+        table.add_column(style="bold", no_wrap=True)
         table.add_column(overflow="fold")
         for name, value in pairs:
             table.add_row(name, Text(plain(str(value))))
-        self.console.print(table)
+        self._print(title, table)
+
+    def _print(self, title: str, table: Table) -> None:
+        """A table under its title, without the blanks that fill its lines."""
+        with self.console.capture() as captured:
+            self.console.print(Text(plain(title), style="bold"))
+            self.console.print(table)
+        self._stdout.write("\n".join(line.rstrip() for line in captured.get().splitlines()) + "\n")
 
     def record(self, record: Record) -> None:
         """One record: its JSON, or a line that fits the terminal."""
@@ -329,6 +364,18 @@ class Output:
         with Progress(*columns, TimeRemainingColumn(), console=self._notes, transient=True) as bar:
             task = bar.add_task(label, total=total)
             yield lambda done, total=total, /: bar.update(task, completed=done, total=total)
+
+
+def _table(*, show_header: bool = True) -> Table:
+    """A table without lines between its columns, which a narrow terminal has no room for."""
+    return Table(
+        header_style="bold",
+        show_header=show_header,
+        box=SIMPLE_HEAD,
+        show_edge=False,
+        pad_edge=False,
+        padding=(0, _GAP - 1, 0, 0),
+    )
 
 
 def _console(stream: Any) -> Console:

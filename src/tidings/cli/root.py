@@ -6,6 +6,7 @@ import importlib
 import sys
 import traceback
 from collections.abc import Sequence
+from difflib import get_close_matches
 from typing import Annotated, Any, Final
 
 import typer
@@ -21,11 +22,17 @@ from tidings.log.line_codec import IS_COMPILED
 from .output import EXIT_MEANINGS, ExitCode, Output, UsageProblem, discard_stdout, exit_code_of, from_missing_module
 
 _MODULES: Final = {
+    "demo": ("demo", "app"),
+    "serve": ("serve", "app"),
+    "work": ("work", "app"),
     "log": ("log", "app"),
     "topic": ("log", "topic_app"),
     "group": ("group", "app"),
     "dlq": ("dlq", "app"),
     "context": ("context", "app"),
+    "doctor": ("doctor", "app"),
+    "bench": ("bench", "app"),
+    "errors": ("error_codes", "app"),
     "key": ("keys", "key_app"),
     "token": ("keys", "token_app"),
     "policy": ("access", "policy_app"),
@@ -45,12 +52,6 @@ _MODULES: Final = {
     "table": ("table", "app"),
     "grant": ("access", "app"),
     "revoke": ("access", "app"),
-    "serve": ("serve", "app"),
-    "work": ("work", "app"),
-    "demo": ("demo", "app"),
-    "doctor": ("doctor", "app"),
-    "bench": ("bench", "app"),
-    "errors": ("error_codes", "app"),
 }
 """For each noun, and each verb without one, the module and the app that has its commands; loaded when it is asked for."""
 
@@ -67,7 +68,13 @@ class _Root(TyperGroup):
             noun = typer.main.get_group(getattr(importlib.import_module(f"tidings.cli.{module}"), attribute))
             self.commands[cmd_name] = found = noun.commands.get(cmd_name, noun)
             found.name = cmd_name
+            found.short_help = found.short_help or found.help  # whole, not cut off at the end of a line
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args and self.get_command(ctx, args[0]) is None and (near := get_close_matches(args[0], _MODULES)):
+            ctx.fail(f"No such command {args[0]!r}. Did you mean {' or '.join(near)}?")
+        return super().resolve_command(ctx, args)
 
     def main(
         self,
@@ -84,7 +91,7 @@ class _Root(TyperGroup):
             # Not standalone: a command that ends early by ``typer.Exit`` gives its code here.
             code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.TyperException as error:
-            hint = f"see '{_asked_for(error)} --help'"
+            hint = f"see `{_asked_for(error)} --help`"
             code = _report(UsageProblem(error.format_message(), hint), given)
         except (TidingsError, ModuleNotFoundError) as error:
             known = error if isinstance(error, TidingsError) else from_missing_module(error)
@@ -133,7 +140,6 @@ def _exit_codes() -> str:
 app = typer.Typer(
     name="tidings",
     cls=_Root,
-    add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     epilog=f"\b\nExit codes:\n{_exit_codes()}",

@@ -333,7 +333,8 @@ def command(
         run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
         run.__annotations__ = {}
         lines = "\n".join(f"  {line.strip()}" for line in examples.strip().splitlines())
-        app.command(name, epilog=f"\b\nExamples:\n{lines}")(run)
+        summary = inspect.cleandoc(body.__doc__ or "").partition("\n\n")[0].replace("\n", " ")
+        app.command(name, short_help=summary, epilog=f"\b\nExamples:\n{lines}")(run)
         return body
 
     return register
