@@ -358,7 +358,7 @@ class Edge:
         finally:
             if is_reading:
                 del self._reading[exchange]
-            self._note(exchange, scope, self._clock.monotonic() - started)
+            self._note(exchange, scope, settings, self._clock.monotonic() - started)
             REQUEST_ID.reset(token)
 
     def check_page(self, headers: Collection[tuple[bytes, bytes]], client: object) -> None:
@@ -374,10 +374,11 @@ class Edge:
         """An application that answers a request that there is no place for, and does nothing else."""
 
         async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
-            exchange = _Exchange(scope, receive, send, self._settings().body_bytes_max)
+            settings = self._settings()
+            exchange = _Exchange(scope, receive, send, settings.body_bytes_max)
             self.refused[error.code] += 1
             await exchange.refuse(error, error.status, {"retry-after": "1", "connection": "close"})
-            self._note(exchange, scope, 0.0)
+            self._note(exchange, scope, settings, 0.0)
 
         return refuse
 
@@ -435,12 +436,12 @@ class Edge:
             # What went wrong is in our log under the request's id; the caller is not shown it.
             await exchange.refuse(InternalError(exchange.request_id), 500)
 
-    def _note(self, exchange: _Exchange, scope: Scope, seconds: float) -> None:
+    def _note(self, exchange: _Exchange, scope: Scope, settings: ServerSettings, seconds: float) -> None:
         method = scope["method"] if scope["method"] in _METHODS else "other"
         route = getattr(scope.get("route"), "path", _UNROUTED)
         status = exchange.status or 499
         self._observed(method, route, status, seconds)
-        if self._settings().access_log:
+        if settings.access_log:
             log_request(
                 scope["method"],
                 scope["path"],

@@ -252,7 +252,10 @@ class BoundedHttpProtocol(HttpToolsProtocol):
 
     def on_header(self, name: bytes, value: bytes) -> None:
         self._count_in_head(len(name) + len(value) + _HEADER_LINE_BYTES)
-        super().on_header(name, value)
+        name = name.lower()
+        if name == b"expect" and value.lower() == b"100-continue":
+            self.expect_100_continue = True
+        self.headers.append((name, value))
 
     def _count_in_head(self, size: int) -> None:
         """Headers count one by one, and trailers too: a head that came in one piece is no shorter for that."""

@@ -8,7 +8,6 @@ of it, from the declarations that check it.
 
 from __future__ import annotations
 
-import asyncio
 from typing import Final
 
 from starlette.responses import Response
@@ -19,7 +18,7 @@ from ..services import Services
 from ..settings import ApiSettings
 from . import access, apps, configuration, dead_letters, envelopes, gateway, groups, guard, publishing, reading, topics
 from .documents import asyncapi_document, openapi_document
-from .operations import JSON, Api, ApiOperation, Call, json_answer, resources_of
+from .operations import JSON, Api, ApiOperation, Call, Places, json_answer, resources_of
 
 
 async def _show_openapi(call: Call) -> Response:
@@ -75,6 +74,6 @@ def routes(services: Services, settings: ApiSettings | None = None) -> list[Base
         services: The parts of the node.
         settings: Bounds; the defaults if left out.
     """
-    publishes = asyncio.Semaphore(max(1, services.settings.server.requests_max // 2))
+    publishes = Places(max(1, services.settings.server.requests_max // 2))
     history = EnvelopeHistory(services.log, services.gateway, services.settings.server.default_app)
     return resources_of(Api(services, settings or ApiSettings(), publishes, history), OPERATIONS)

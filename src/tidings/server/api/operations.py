@@ -7,7 +7,6 @@ makes the routes, ``openapi`` the document; so what is documented is what is enf
 
 from __future__ import annotations
 
-import asyncio
 import functools
 import typing
 from collections.abc import Awaitable, Callable, Iterable, Mapping
@@ -47,14 +46,22 @@ class OneOf:
         self.kinds = kinds
 
 
+@dataclass(slots=True)
+class Places:
+    """How many are there, and how many there may be."""
+
+    count_max: int
+    count: int = 0
+
+
 @dataclass(frozen=True, slots=True)
 class Api:
     """What the handlers work with."""
 
     services: Services
     settings: ApiSettings
-    publishes: asyncio.Semaphore
-    """The places of publishes that are under way or wait: some requests are left to those who read."""
+    publishes: Places
+    """Publishes that are under way or wait: some requests are left to those who read."""
     envelopes: EnvelopeHistory
     """What those read who missed something."""
 

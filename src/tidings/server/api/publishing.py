@@ -105,10 +105,13 @@ async def publish(call: Call) -> Response:
     """Store what the body holds, if it need not wait for the disk, nor behind too many others."""
     refuse_when_full(call.api.services.log)
     places = call.api.publishes
-    if places.locked():
-        raise TooManyPublishes(call.api.services.settings.server.requests_max // 2)
-    async with places:
+    if places.count >= places.count_max:
+        raise TooManyPublishes(places.count_max)
+    places.count += 1
+    try:
         return await _publish(call)
+    finally:
+        places.count -= 1
 
 
 async def _publish(call: Call) -> Response:
