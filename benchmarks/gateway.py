@@ -25,8 +25,9 @@ from .gateway_measures import (
     measure_return,
 )
 from .gateway_rivals import has_websockets, rival
+from .latency import latency_rows
 from .measuring import scratch
-from .report import Row, at_least, at_most, unsure
+from .report import Row, at_least, at_most
 from .running import Runner
 from .scales import Scale
 from .sync_serving import Server, node
@@ -40,7 +41,6 @@ _PUBLISH_P99_MS_MAX: Final = 50.0
 _RETURN_S_MAX: Final = 15.0
 _OTHERS_RATIO_MAX: Final = 2.0
 _RATE_PER_S: Final = 1_000
-_REACHED_MIN: Final = 0.9
 _MISSED: Final = 20
 _SETTINGS: Final = """
 [event.websocket]
@@ -130,25 +130,16 @@ def _rate(run: Runner, scale: Scale, server: Server, workspace: str, is_one_core
         )
         found = run(measure_rate, case)
         about = f"at {case.per_s:,} commits/s, {case.subscribers} subscribers, {what}"
-        for name, which, ceiling in (
-            ("commit to frame p99", found.committed_to_frame, _COMMIT_P99_MS_MAX),
-            ("publish to frame p99", found.published_to_frame, _PUBLISH_P99_MS_MAX),
-        ):
-            row = Row(
-                bench="gateway",
-                case=f"{name}, {about}",
-                unit="ms",
-                ours=max(which.p99 / 1000, 0.001),
-                detail={
-                    "p50": which.p50 / 1000,
-                    "reached/s": found.reached_per_s,
-                    "server's cores": found.server_cpu_s / found.taken.wall_s,
-                },
-            )
-            judged = at_most(row, ceiling)
-            # Where the rate was not reached, events waited before they were committed, and what came after is another story.
-            is_short = found.reached_per_s < _REACHED_MIN * case.per_s
-            yield unsure(judged) if judged.verdict == "pass" and is_short else judged
+        yield from latency_rows(
+            "gateway",
+            about,
+            case.per_s,
+            found,
+            (
+                ("commit to frame p99", found.committed_to_frame, _COMMIT_P99_MS_MAX),
+                ("publish to frame p99", found.published_to_frame, _PUBLISH_P99_MS_MAX),
+            ),
+        )
 
 
 def _idle(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Row:

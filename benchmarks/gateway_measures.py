@@ -16,7 +16,8 @@ import msgspec
 from tidings.core.clock import datetime_of
 
 from .gateway_clients import TOPIC, EventsClient, GatewayFailed, Publisher, SocketPublisher, connect, connect_many
-from .measuring import Percentiles, Taken, Window, one_core, percentiles, run_on
+from .latency import AtRate, times_between
+from .measuring import Percentiles, Taken, Window, one_core, run_on
 from .sync_measures import written_ns
 from .sync_serving import Server, cpu_s_of, rss_of, token_for
 
@@ -97,16 +98,13 @@ class Rate(msgspec.Struct, frozen=True, kw_only=True):
     is_one_core: bool = False
 
 
-class Rated(msgspec.Struct, frozen=True):
+class Rated(AtRate, frozen=True, kw_only=True):
     """How long single events took to a sample of those who hear of them."""
 
     committed_to_frame: Percentiles
     """Counted from when the commit began (the record's ``written_at``): the sync of the disk is part of it."""
     published_to_frame: Percentiles
     """Counted from when the event was due to be sent."""
-    reached_per_s: float
-    taken: Taken
-    server_cpu_s: float
 
 
 class Return(msgspec.Struct, frozen=True, kw_only=True):
@@ -262,14 +260,14 @@ def measure_rate(case: Rate) -> Rated:
             client.close()
         for each in sockets:
             each.close()
-        times_ns = await written_ns(case.workspace, TOPIC, began_at)
+        times_ns = await written_ns(case.workspace, TOPIC, began_at, count)
         written = [times_ns[f"{case.run}-{number:0{_ID_DIGITS}d}"] - wall_less_perf_ns for number in range(count)]
         return Rated(
-            percentiles([at - since for times in heard for since, at in zip(written, times, strict=True)]),
-            percentiles([at - since for times in heard for since, at in zip(sent, times, strict=True)]),
-            count / taken.wall_s,
-            taken,
-            used_s,
+            committed_to_frame=times_between(written, heard),
+            published_to_frame=times_between(sent, heard),
+            reached_per_s=count / taken.wall_s,
+            taken=taken,
+            server_cpu_s=used_s,
         )
 
     with one_core(case.is_one_core):

@@ -12,8 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from .measuring import Taken, forget_cached, scratch
-from .report import Row, at_least, at_most, unsure
+from .latency import latency_rows, others_cores
+from .measuring import forget_cached, scratch
+from .report import Row, at_least, at_most
 from .running import Runner
 from .scales import Scale
 from .sync_filling import COMMON, RARE, SyncLog, fill_sync
@@ -141,28 +142,18 @@ def _pace(run: Runner, scale: Scale, server: Server, workspace: str, is_one_core
     )
     found = run(measure_pace, case)
     about = f"at {case.per_s:,} commits/s, {case.subscribers} subscribers"
-    for name, which, ceiling in (
-        ("commit to broadcast p99", found.committed_to_broadcast, _BROADCAST_P99_MS_MAX),
-        ("taken up to broadcast p99", found.taken_up_to_broadcast, None),
-        ("told to broadcast p99", found.told_to_broadcast, None),
-        ("submitted to broadcast p99", found.submitted_to_broadcast, None),
-    ):
-        row = Row(
-            bench="sync",
-            case=f"{name}, {about}",
-            unit="ms",
-            ours=max(which.p99 / 1000, 0.001),
-            detail={
-                "p50": which.p50 / 1000,
-                "reached/s": found.reached_per_s,
-                "server's cores": found.server_cpu_s / found.taken.wall_s,
-                "others' cores": _others(found.taken, found.server_cpu_s),
-            },
-        )
-        judged = row if ceiling is None else at_most(row, ceiling)
-        # Where the rate was not reached, events waited before they were committed, and what came after is another story.
-        is_short = found.reached_per_s < _REACHED_MIN * case.per_s
-        yield unsure(judged) if judged.verdict == "pass" and is_short else judged
+    yield from latency_rows(
+        "sync",
+        about,
+        case.per_s,
+        found,
+        (
+            ("commit to broadcast p99", found.committed_to_broadcast, _BROADCAST_P99_MS_MAX),
+            ("taken up to broadcast p99", found.taken_up_to_broadcast, None),
+            ("told to broadcast p99", found.told_to_broadcast, None),
+            ("submitted to broadcast p99", found.submitted_to_broadcast, None),
+        ),
+    )
 
 
 def _idle(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Row:
@@ -222,7 +213,7 @@ def _large_partition(run: Runner, scale: Scale, server: Server, is_one_core: boo
         ours=cold.wall_s,
         detail={
             "server's cpu us/event": cold.server_cpu_s / events * 1e6,
-            "others' cores": _others(cold.taken, cold.server_cpu_s),
+            "others' cores": others_cores(cold.taken, cold.server_cpu_s),
         },
     )
     yield at_most(row, _COLD_S_MAX)
@@ -235,7 +226,7 @@ def _large_partition(run: Runner, scale: Scale, server: Server, is_one_core: boo
         ours=events / warm.wall_s,
         detail={
             "server's cpu us/event": warm.server_cpu_s / events * 1e6,
-            "others' cores": _others(warm.taken, warm.server_cpu_s * case.repeats),
+            "others' cores": others_cores(warm.taken, warm.server_cpu_s * case.repeats),
         },
     )
     yield at_least(row, _PAGED_PER_S_MIN)
@@ -250,11 +241,6 @@ def _per_s(case: str, unit: str, done: Done, rounds: float) -> Row:
         detail={
             "server's cpu us each": done.server_cpu_s / done.count * 1e6,
             "rounds": rounds,
-            "others' cores": _others(done.taken, done.server_cpu_s),
+            "others' cores": others_cores(done.taken, done.server_cpu_s),
         },
     )
-
-
-def _others(taken: Taken, server_cpu_s: float) -> float:
-    """Cores that neither the client nor the server used."""
-    return max(0.0, (taken.others_cores or 0.0) - server_cpu_s / taken.wall_s)

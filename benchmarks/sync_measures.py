@@ -21,6 +21,7 @@ from tidings.core.clock import datetime_of, ns_of
 from tidings.log import Query
 from tidings.log.embedded import open_follower
 
+from .latency import AtRate, times_between
 from .measuring import Percentiles, Taken, Window, one_core, percentiles, run_on
 from .sync_clients import BenchClient, Dialect, SyncFailed, connect, submit_frames
 from .sync_serving import Server, cpu_s_of, rss_of
@@ -133,7 +134,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     is_one_core: bool = False
 
 
-class Paced(msgspec.Struct, frozen=True):
+class Paced(AtRate, frozen=True, kw_only=True):
     """How long single events took to a sample of those who hear of them."""
 
     committed_to_broadcast: Percentiles
@@ -143,9 +144,6 @@ class Paced(msgspec.Struct, frozen=True):
     told_to_broadcast: Percentiles
     """Counted from when the writer was told."""
     submitted_to_broadcast: Percentiles
-    reached_per_s: float
-    taken: Taken
-    server_cpu_s: float
 
 
 def measure_submit(case: Submit) -> Done:
@@ -309,24 +307,24 @@ def measure_pace(case: Pace) -> Paced:
         taken = window.take()
         for client in clients:
             client.close()
-        times_ns = await written_ns(case.workspace, "sync", began_at)
+        times_ns = await written_ns(case.workspace, "sync", began_at, count)
         written = [times_ns[f"{case.run}-{number:0{_ID_DIGITS}d}"] - wall_less_perf_ns for number in range(count)]
         return Paced(
-            percentiles([at - since for times in heard for since, at in zip(written, times, strict=True)]),
-            percentiles(taken_up_ns),
-            percentiles([max(0, at - since) for times in heard for since, at in zip(told, times, strict=True)]),
-            percentiles([at - since for times in heard for since, at in zip(sent, times, strict=True)]),
-            count / taken.wall_s,
-            taken,
-            cpu_s_of(case.server.pid) - cpu_s,
+            committed_to_broadcast=times_between(written, heard),
+            taken_up_to_broadcast=percentiles(taken_up_ns),
+            told_to_broadcast=times_between(told, heard),
+            submitted_to_broadcast=times_between(sent, heard),
+            reached_per_s=count / taken.wall_s,
+            taken=taken,
+            server_cpu_s=cpu_s_of(case.server.pid) - cpu_s,
         )
 
     with one_core(case.is_one_core):
         return run_on("uvloop", main)
 
 
-async def written_ns(workspace: str, topic: str, since: datetime) -> Mapping[str, int]:
-    """When the commit of each event of a topic began, by its id."""
+async def written_ns(workspace: str, topic: str, since: datetime, count: int) -> Mapping[str, int]:
+    """When the commit of each event of a topic began, by its id; so many of them are to be found, a moment after they were committed."""
     found: dict[str, int] = {}
     log = await open_follower(workspace)
     try:
@@ -335,8 +333,10 @@ async def written_ns(workspace: str, topic: str, since: datetime) -> Mapping[str
             page = await log.read(query)
             found |= {record.meta.event_id: ns_of(record.meta.written_time) for record in page.records}
             query = page.next
-            if page.at_end:
+            if len(found) >= count:
                 return found
+            if page.at_end:
+                await log.wait(log.position.seq)
     finally:
         await log.close()
 
