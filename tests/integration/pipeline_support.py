@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import pyspark
 
-from tidings.pipeline.session import Java, bundled_java
+from tidings.pipeline.java import Java, bundled_java
 
 __all__ = ["cluster", "ended", "environment", "tool"]
 

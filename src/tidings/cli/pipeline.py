@@ -99,6 +99,11 @@ def _register() -> None:
     )(verify)
     command(
         app,
+        "prepare",
+        examples="tidings pipeline prepare\ntidings pipeline prepare --set java_cache=/var/cache/tidings",
+    )(prepare)
+    command(
+        app,
         "repair",
         has_lake=True,
         examples="""
@@ -149,7 +154,12 @@ def run(
         return
     is_paced = span_s is not None and jobs is None
     request = msgspec.json.encode([jobs, sets, is_paced, settings], order="sorted").decode()
-    with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
+    with _session(
+        settings,
+        is_loud=is_spark_loud,
+        out=session.out,
+        is_brief=lambda: span_s is None and _is_short(session, settings),
+    ) as spark:
         while True:
             publisher = SummaryPublisher(session, token)
             failed = True
@@ -233,7 +243,9 @@ def backfill(
     from tidings.pipeline.silver import FROM_THE_BEGINNING
 
     settings = _settings(master, remote, setting)
-    with _session(settings, is_loud=is_spark_loud, out=session.out) as spark:
+    with _session(
+        settings, is_loud=is_spark_loud, out=session.out, is_brief=lambda: _is_short(session, settings)
+    ) as spark:
         publisher = SummaryPublisher(session, token)
         report = _run_once(
             session,
@@ -365,6 +377,25 @@ def verify(session: Session) -> None:
         )
     if not verdict.is_equal:
         raise typer.Exit(ExitCode.PROBLEM)
+
+
+def prepare(session: Session, *, setting: SetOption = None) -> None:
+    """
+    Have Spark start faster here from now on: once on a machine, and again after Java or Spark was renewed.
+
+    Keeps the classes that Spark loads, as Java had them in memory, in a file of about 200 MB in the cache folder. A file that
+    does not fit, or is damaged, is left aside by runs; delete it to take this back.
+    """
+    from tidings.pipeline.preparing import make_archive
+
+    settings = _settings(None, None, setting)
+    session.out.note("starting Spark once, to see what it loads")
+    made = make_archive(settings, session.clock)
+    size = made.stat().st_size
+    if session.out.is_json:
+        session.out.json({"file": str(made), "bytes": size})
+        return
+    session.out.text(f"{made}: {size >> 20} MB")
 
 
 def repair(
@@ -506,13 +537,25 @@ def _jobs(names: str | None, sets: list[str] | None) -> tuple[Job, ...]:
     return choose(all_jobs(), [name.strip() for name in names.split(",") if name.strip()])
 
 
-def _session(settings: PipelineSettings, *, is_loud: bool, out: Output) -> SessionOnDemand:
+def _session(
+    settings: PipelineSettings, *, is_loud: bool, out: Output, is_brief: Callable[[], bool] = lambda: False
+) -> SessionOnDemand:
     from tidings.pipeline.session import SessionOnDemand, heap_mb, is_remote
 
     heap = "" if is_remote(settings.master) else f", with a heap of {heap_mb(settings)} MB"
     return SessionOnDemand(
-        settings, is_loud=is_loud, starting=lambda: out.note(f"starting Spark on {settings.master}{heap}")
+        settings,
+        is_loud=is_loud,
+        starting=lambda: out.note(f"starting Spark on {settings.master}{heap}"),
+        is_brief=is_brief,
     )
+
+
+def _is_short(session: Session, settings: PipelineSettings) -> bool:
+    """Whether the whole log is little work."""
+    pipeline = _pipeline(session, settings)
+    pending = pipeline.pending()
+    return pending is not None and settings.is_small(pipeline.reached() + pending, 0)
 
 
 def _pipeline(session: Session, settings: PipelineSettings, publisher: SummaryPublisher | None = None) -> Pipeline:

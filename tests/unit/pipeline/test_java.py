@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from tidings.pipeline.errors import JavaMissing
-from tidings.pipeline.session import JAVA_VERSION_MIN, Java, bundled_java, find_java
+from tidings.pipeline.java import JAVA_VERSION_MIN, ClassArchive, Java, bundled_java, find_java
 
 
 def fake_java(home: Path, version: str, code: int = 0) -> Path:
@@ -103,3 +103,51 @@ def test_a_cache_that_others_can_write_is_not_used(tmp_path: Path) -> None:
 
     assert "can be written by all" in str(bundled_java(cache))
     assert list(cache.iterdir()) == []
+
+
+def made(folder: Path, content: bytes) -> Path:
+    """A file as a Java leaves it."""
+    file = folder / "made"
+    file.write_bytes(content)
+    return file
+
+
+def test_an_archive_of_classes_is_used_by_the_java_that_made_it(tmp_path: Path) -> None:
+    """
+    One that was made is found by the same Java and no other, by the option that its version has, and a newer one takes its place.
+    """
+    tmp_path.chmod(0o700)
+    old, new = (Java(tmp_path / "home", version, "PATH") for version in (17, 25))
+
+    assert ClassArchive(tmp_path, old).using() == ""
+    assert ClassArchive(tmp_path, old).adopt(tmp_path / "none") is None
+    first = ClassArchive(tmp_path, old).adopt(made(tmp_path, b"first"))
+    second = ClassArchive(tmp_path, old).adopt(made(tmp_path, b"second"))
+
+    assert first is not None
+    assert not first.exists()
+    assert ClassArchive(tmp_path, old).find() == second
+    assert f'"-XX:SharedArchiveFile={second}"' in ClassArchive(tmp_path, old).using()
+    assert ClassArchive(tmp_path, new).find() is None
+    ahead = ClassArchive(tmp_path, new).adopt(made(tmp_path, b"third"))
+    assert f'"-XX:AOTCache={ahead}"' in ClassArchive(tmp_path, new).using()
+    assert ClassArchive(tmp_path, old).find() == second
+
+
+def test_an_archive_that_is_damaged_or_anybodys_is_left_aside(tmp_path: Path) -> None:
+    """
+    Where its content is not what it was, where the folder can be written by all, or where there is none, Java starts without.
+    """
+    tmp_path.chmod(0o700)
+    archive = ClassArchive(tmp_path, Java(tmp_path / "home", 17, "PATH"))
+    file = archive.adopt(made(tmp_path, b"whole"))
+    assert file is not None
+
+    tmp_path.chmod(0o777)
+    assert archive.using() == ""
+    tmp_path.chmod(0o700)
+    assert archive.using() != ""
+    for content in (b"whol", b"whale", b""):
+        file.write_bytes(content)
+        assert archive.using() == ""
+    assert ClassArchive(tmp_path / "nowhere", archive.java).using() == ""

@@ -71,6 +71,21 @@ def test_memory_and_noise_are_bounded_by_settings() -> None:
     assert not is_remote("spark://host:1")
 
 
+def test_a_jvm_for_little_work_compiles_quickly() -> None:
+    """
+    What is started for little work, after which it ends, is not compiled for long work; a user's own options for Java win.
+    """
+    name = "spark.driver.extraJavaOptions"
+    brief, long = (
+        spark_conf(PipelineSettings(), is_brief=each, java_options="-Xlog:disable")[name] for each in (True, False)
+    )
+
+    assert "-XX:TieredStopAtLevel=1" in brief
+    assert "TieredStopAtLevel" not in long
+    assert all("-Xlog:disable" in each for each in (brief, long))
+    assert spark_conf(PipelineSettings(spark={name: "-Xint"}), is_brief=True)[name] == "-Xint"
+
+
 def test_the_heap_follows_the_machine() -> None:
     """
     Without a setting the heap is a third of the memory, within bounds, and what Spark may send to every task is small
