@@ -286,7 +286,7 @@ def _port(session: Session, port: int) -> Finding:
 def _java() -> Iterator[Finding]:
     if any(of == _PIPELINE and importlib.util.find_spec(name) is None for name, of in EXTRAS.items()):
         return  # without the extra nothing needs one
-    from tidings.pipeline.session import find_java
+    from tidings.pipeline.java import find_java
 
     with tempfile.TemporaryDirectory() as cache:
         try:
