@@ -269,6 +269,26 @@ def test_of_two_epochs_the_logs_own_is_taken(workspace: Workspace) -> None:
     assert is_equal(workspace)
 
 
+@pytest.mark.parametrize("harm", ["a file", "the log"])
+def test_a_backfill_of_a_damaged_lake_says_what_helps(workspace: Workspace, harm: str) -> None:
+    """Silver made anew from a bronze that is damaged stays as it was, and the hint is one that helps; after it the backfill works."""
+    fill_silver(workspace)
+    before = workspace.rows(SILVER_EVENTS.name)
+    damaged = log_files(workspace)[-1] if harm == "the log" else bronze_files(workspace.lake)[0]
+    damaged.unlink()
+    backfill = ("pipeline", "backfill", "--silver", "--jobs", "none", "-w", workspace.folder)
+
+    refused = invoke(*backfill)
+
+    assert refused.exit_code == 1
+    assert "pipeline repair" in refused.stderr
+    assert workspace.rows(SILVER_EVENTS.name) == before
+    repaired(workspace)
+    assert invoke(*backfill).exit_code == 0
+    assert workspace.rows(SILVER_EVENTS.name) == before
+    assert is_equal(workspace)
+
+
 def test_silver_gets_only_what_it_lacks(workspace: Workspace) -> None:
     """
     Of silver's events a damaged file is made again from bronze, and nothing else is touched; a record that silver leaves out,

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import socket
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.unit.pipeline.support import Workspace, event
 from tidings.core.errors import SettingsError
 from tidings.core.settings import checked
 from tidings.pipeline.errors import MasterUnreachable
 from tidings.pipeline.session import check_reachable, heap_mb, is_remote, spark_conf, start_session
 from tidings.pipeline.settings import PipelineSettings
+from tidings.spark import register
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -26,6 +29,27 @@ def test_the_session_computes_in_utc(spark: SparkSession) -> None:
 
     assert row is not None
     assert (row.total, row.zone) == (10, "UTC")
+
+
+@pytest.mark.spark
+def test_spark_shows_no_storage_option(spark: SparkSession, tmp_path: Path) -> None:
+    """What Spark prints and keeps of a stream's plan has the names of storage options, and none of their values."""
+    register(spark)
+    Workspace(tmp_path).append([event(1)])
+    names = (
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "AWS_SECRET_ACCESS_KEY",
+        "google_service_account_key",
+        "azure_storage_sas_key",
+    )
+    options = {f"storage.{name}": f"hidden-{number}" for number, name in enumerate(names)}
+
+    stream = spark.readStream.format("tidings").options(path=str(tmp_path), **options).load()
+
+    plan: Any = stream
+    text = str(plan._jdf.queryExecution().analyzed().toString()).lower()
+    assert all(name.lower() in text for name in names)
+    assert "hidden" not in text
 
 
 @pytest.mark.parametrize(
