@@ -457,7 +457,7 @@ def _micros(at: datetime) -> int:
 
 def _circadian(hours: Counter[int]) -> float:
     total = hours.total()
-    divergence = sum(n / total * math.log(24 * n / total) for n in hours.values())
+    divergence = sum(n / total * math.log(24 * n / total) for _, n in sorted(hours.items()))
     return min(1.0, max(0.0, divergence / math.log(24)))
 
 

@@ -26,6 +26,8 @@ _GOLDEN: Final = (math.sqrt(5) - 1) / 2
 _SEARCH_STEPS: Final = 80
 _NEWTON_STEPS_MAX: Final = 50
 _STEP_PART_MIN: Final = 1e-9
+_STEP_MIN: Final = 1e-12
+_ROUNDING: Final = 1e-12
 _NEWTON_RIDGE: Final = 1e-6
 """Keeps Platt's fit finite where a score separates the classes perfectly."""
 _ADAGRAD_FLOOR: Final = 1e-8
@@ -146,11 +148,15 @@ def fit_platt(scores: Sequence[float], outcomes: Sequence[float]) -> Calibration
         step_a = (h_bb * slope_a - h_ab * slope_b) / size
         step_b = (h_aa * slope_b - h_ab * slope_a) / size
         part = 1.0
-        while (lower := _platt_loss(s, y, a - part * step_a, b - part * step_b)) >= loss and part > _STEP_PART_MIN:
+        # Where the loss is flat but for rounding, the slope still shows the way.
+        most = loss + _ROUNDING * abs(loss)
+        while (lower := _platt_loss(s, y, a - part * step_a, b - part * step_b)) > most and part > _STEP_PART_MIN:
             part /= 2
-        if lower >= loss:
+        if lower > most:
             break
         a, b, loss = a - part * step_a, b - part * step_b, lower
+        if max(abs(step_a), abs(step_b)) < _STEP_MIN:
+            break
     return Calibration(a, b)
 
 
