@@ -18,14 +18,12 @@ PIP = $(BIN)/python -m pip install --quiet --no-compile --disable-pip-version-ch
 INSTALL = $(BIN)/python tools/install.py
 STAMP := $(VENV)/.stamp-dev
 SERVER_STAMP := $(VENV)/.stamp-server
-PIPELINE_STAMP := $(VENV)/.stamp-pipeline
 BENCH_STAMP := $(VENV)/.stamp-bench
 NODE_STAMP := $(VENV)/.stamp-node
 DOCS_VENV := $(VENV)/docs
 DOCS_STAMP := $(DOCS_VENV)/.stamp
 COMPILED := src/tidings/log/_line_codec.pyx src/tidings/log/embedded/_index_keys.pyx
 PACKAGE := pyproject.toml hatch_build.py $(COMPILED)
-SELF = $(MAKE) --no-print-directory
 
 # Configurations of the person at the keyboard must not reach into .venv; without bytecode every process that a test starts
 # would compile all that it imports.
@@ -33,7 +31,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run pipeline-setup test lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check docs clean distclean
+.PHONY: help setup run test lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check docs clean distclean
 
 help:
 	@echo "make run          a node with demo events and tokens until Ctrl-C; beside it Spark is set up and the pipeline runs; again: goes on"
@@ -49,31 +47,26 @@ help:
 
 setup: $(STAMP)
 
-$(BIN)/python:
+# What a new environment gets last.
+$(BIN)/pip:
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
 		|| { echo "Python 3.11 or newer is needed: make PYTHON=/path/to/python3"; exit 1; }
 	@echo "set-up: $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
 
 # A stamp is touched last: an interrupted set-up is taken up again by the next make. What the tests need has all the rest in it.
-$(STAMP): requirements/dev.txt $(PACKAGE) | $(BIN)/python
+$(STAMP): requirements/dev.txt $(PACKAGE) | $(BIN)/pip
 	@$(INSTALL) "everything" requirements/dev.txt --package
-	@touch $(SERVER_STAMP) $(PIPELINE_STAMP) $@
+	@touch $(SERVER_STAMP) $@
 
-$(SERVER_STAMP): requirements/server.txt $(PACKAGE) | $(BIN)/python
+$(SERVER_STAMP): requirements/server.txt $(PACKAGE) | $(BIN)/pip
 	@$(INSTALL) "the node" requirements/server.txt --package
 	@touch $@
 
-$(PIPELINE_STAMP): requirements/pipeline.txt $(SERVER_STAMP)
-	@$(INSTALL) "the pipeline" requirements/pipeline.txt --lines
-	@touch $@
-
-pipeline-setup: $(PIPELINE_STAMP)
-	@:
-
 # The node is up long before Spark is: the demo has that installed beside the node, when it serves.
 run: $(SERVER_STAMP)
-	@$(BIN)/tidings demo --workspace ./demo-workspace --pipeline --pipeline-setup "$(SELF) pipeline-setup" $(RUN_ARGS)
+	@$(BIN)/tidings demo --workspace ./demo-workspace --pipeline \
+		--pipeline-setup "$(INSTALL) 'the pipeline' requirements/pipeline.txt --lines" $(RUN_ARGS)
 
 # What takes one core only goes side by side: mypy, and finding the tests, which leaves bytecode for the processes that run them.
 test: $(STAMP)

@@ -4,7 +4,7 @@ Installs pinned packages into the environment that runs it, several at a time, a
     .venv/bin/python tools/install.py "the node" requirements/server.txt --package
 
 All versions are pinned, so nothing is resolved. What is there already is left alone, so an interrupted set-up goes on. Needs nothing but
-Python and pip. On a terminal one line counts; elsewhere, and with ``--lines``, there is a line every few seconds.
+Python and pip; where nothing is missing it says nothing. On a terminal one line counts; elsewhere, and with ``--lines``, there is a line every few seconds.
 """
 
 from __future__ import annotations
@@ -102,6 +102,8 @@ def main() -> int:
             part.process.terminate()
         screen.show(f"set-up of {options.label}: interrupted; the same command goes on", is_end=True)
         return 130
+    if not parts:
+        return 0
     failed = [part for part in parts if part.process.returncode]
     for part in failed:
         print("\n".join(["", *part.said()[-ERROR_LINES:]]), file=sys.stderr)

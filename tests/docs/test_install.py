@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tools.install import missing
+from tools.install import main, missing
 
 REPOSITORY = Path(__file__).parents[2]
 REQUIREMENTS = REPOSITORY / "requirements"
@@ -34,6 +34,18 @@ def test_only_what_is_missing_and_meant_for_this_interpreter_is_installed(tmp_pa
     )
 
     assert [str(each) for each in missing(file)] == ["msgspec==0.0.1", "not-there==1.0"]
+
+
+def test_where_nothing_is_missing_nothing_is_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """No pip is started, and nothing is said."""
+    file = tmp_path / "pins.txt"
+    file.write_text(f"msgspec=={version('msgspec')}\n")
+    monkeypatch.setattr(sys, "argv", ["install", "a test", str(file)])
+
+    assert main() == 0
+    assert capsys.readouterr().out == ""
 
 
 def test_a_set_up_that_fails_shows_what_pip_said(tmp_path: Path) -> None:
