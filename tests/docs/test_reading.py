@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
 from typing import Final
@@ -11,7 +12,7 @@ import pytest
 from tests.integration.cli.support import invoke
 from tests.node.chromium import CHROMIUM, chromium
 
-from .reading import FIRST_STEPS, REPOSITORY, blocks_of, reading, run_program
+from .reading import FIRST_STEPS, REPOSITORY, Reader, blocks_of, reading, run_program
 
 README: Final = REPOSITORY / "README.md"
 TUTORIAL: Final = REPOSITORY / "docs/tutorial.md"
@@ -81,19 +82,22 @@ def test_what_is_restored_and_imported_has_the_same_events(folder: Path) -> None
 
 
 @pytest.mark.heavy
-async def test_the_tutorial_works_twice(folder: Path, tmp_path: Path) -> None:
+def test_the_tutorial_works_twice(folder: Path, tmp_path: Path) -> None:
     """All of it, as a whole, twice in one folder; and an order that is placed appears in the web page."""
-    (order,) = (text for _, text, _ in blocks_of(TUTORIAL) if "curl" in text)
     for is_first in (True, False):
         with reading(TUTORIAL, folder, is_first=is_first) as reader:
             reader.read()
-            address = reader.terminals[3].shown().removeprefix("open ").split()[0]
-            assert CHROMIUM is not None
-            async with chromium(tmp_path / f"browser-{is_first}") as browser:
-                await browser.go(address)
-                # The page says nothing when it is connected: orders are placed until one appears.
-                while "order 4 for dora@example.com" not in await browser.run("document.body.innerText"):
-                    reader.paste(reader.terminals[2], order)
-            shown = reader.terminals[1].shown()
-            assert "billed order 4: 20.00" in shown
-            assert "confirmed order 4 to dora@example.com" in shown
+            asyncio.run(order_until_the_page_shows_it(reader, tmp_path / f"browser-{is_first}"))
+            worker = reader.terminals[1].shown()
+            assert "billed order 4: 20.00" in worker
+            assert "confirmed order 4 to dora@example.com" in worker
+
+
+async def order_until_the_page_shows_it(reader: Reader, profile: Path) -> None:
+    """Open the address that the fourth terminal printed; the page does not say when it is connected, so orders are placed until one appears."""
+    (order,) = (text for _, text, _ in blocks_of(TUTORIAL) if "curl" in text)
+    assert CHROMIUM is not None
+    async with chromium(profile) as browser:
+        await browser.go(reader.terminals[3].shown().removeprefix("open ").split()[0])
+        while "order 4 for dora@example.com" not in await browser.run("document.body.innerText"):
+            reader.paste(reader.terminals[2], order)
