@@ -3,7 +3,7 @@ A reader who does what a page says: saves its programs, pastes its commands into
 
 - A block of a file is saved if the line before it ends with the file's name and a colon (```shop.py``:); another Python block is run.
 - A block in the language ``sh`` is pasted into a terminal: the one that the line before it names ("in a second terminal"), else the last one.
-  What a terminal exports stays there. A command that goes on until Ctrl-C is left running until the reader has finished.
+  What a terminal exports stays there. A command that goes on is left running until the reader has finished, or the page speaks of Ctrl-C.
 - A block in the language ``text`` right after one of these, or after "the first terminal says:", has lines that it must have printed, in the
   first reading; ``...`` stands for anything.
 - Ports 8787 and 8000 are others in the test. What installs the project is looked at and not done.
@@ -100,6 +100,8 @@ class Reader:
                     run_program(text, f"{self.page.name}: {text[:60]}")
                 case "sh" if self.skipped is None or not self.skipped.search(text):
                     last = self._in_terminal(last, before)
+                    if last.running is not None and "Ctrl-C" in prose:
+                        self._interrupt(last)
                     assert last.running is None, f"{self.page.name}: something runs where this is pasted: {text}"
                     self.paste(last, block)
                 case "text" if self.is_first and (not prose or _SAYS.search(before)):
@@ -108,14 +110,24 @@ class Reader:
     def close(self) -> None:
         """Ctrl-C in every terminal, the last one first; each program ends well."""
         for terminal in reversed(self.terminals):
-            if terminal.running is not None:
-                terminal.running.send_signal(signal.SIGINT)
-                code = terminal.running.wait(SECONDS_MAX)
-                assert code in (0, 130, -signal.SIGINT), (code, terminal.running.args, terminal.shown())
+            self._interrupt(terminal)
+
+    def _interrupt(self, terminal: Terminal) -> None:
+        if terminal.running is not None:
+            terminal.running.send_signal(signal.SIGINT)
+            code = terminal.running.wait(SECONDS_MAX)
+            assert code in (0, 130, -signal.SIGINT), (code, terminal.running.args, self._errors(terminal))
+            terminal.running = None
 
     def _terminal(self) -> Terminal:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
-        more = {"PATH": path, "TIDINGS_SERVER__PORT": self.ports["8787"], "PYTHONUNBUFFERED": "1", "COLUMNS": "120"}
+        more = {
+            "XDG_CONFIG_HOME": str(self.folder / ".config"),
+            "PATH": path,
+            "TIDINGS_SERVER__PORT": self.ports["8787"],
+            "PYTHONUNBUFFERED": "1",
+            "COLUMNS": "120",
+        }
         return Terminal({**environment(), **more})
 
     def _in_terminal(self, last: Terminal, before: str) -> Terminal:
@@ -179,7 +191,7 @@ class Reader:
             terminal.running = subprocess.Popen(["bash", "-euc", block], stdout=output, stderr=errors, env=terminal.env)
         if "tidings serve" in block:
             self._until(terminal, lambda: is_ready(self.ports["8787"]))
-        self._until(terminal, terminal.shown)
+        self._until(terminal, lambda: terminal.shown() or self._errors(terminal))
 
     def _compare(self, terminal: Terminal, expected: str) -> None:
         for line in filter(None, expected.splitlines()):

@@ -60,6 +60,7 @@ def test_a_page_does_what_it_says_twice(page: Path, folder: Path) -> None:
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("page", [page for page in PAGES if page not in QUICK], ids=id_of)
 def test_a_page_with_a_node_or_spark_does_what_it_says_twice(page: Path, folder: Path) -> None:
     """From an empty folder, block by block, and again in the same folder."""
@@ -82,6 +83,7 @@ def test_what_is_restored_and_imported_has_the_same_events(folder: Path) -> None
 
 
 @pytest.mark.heavy
+@pytest.mark.timeout(3600)
 def test_the_tutorial_works_twice(folder: Path, tmp_path: Path) -> None:
     """All of it, as a whole, twice in one folder; and an order that is placed appears in the web page."""
     for is_first in (True, False):
