@@ -101,7 +101,8 @@ class ExtraMissing(TidingsError):
 
 EXTRAS: Final = {
     **dict.fromkeys(
-        ("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn"), "server"
+        ("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn", "uvloop"),
+        "server",
     ),
     "httpx": "client",
     **dict.fromkeys(
