@@ -53,6 +53,8 @@ BENCHES: Final[dict[str, Bench]] = {
     "sync": sync.bench,
     "gateway": gateway.bench,
     "pipeline": pipeline.bench,
+    "pipeline_commands": pipeline.bench_commands,
+    "pipeline_costs": pipeline.bench_costs,
 }
 RESULTS: Final = Path(__file__).parent / "results"
 

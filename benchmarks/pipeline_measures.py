@@ -275,7 +275,11 @@ class Waited(msgspec.Struct, frozen=True):
     """Seconds that somebody waits."""
 
     cold_s: float
-    """A first run with the operational jobs, from the command to its end."""
+    """A first run with the operational jobs, from the command to its end, where Java never ran before."""
+    prepare_s: float
+    """``tidings pipeline prepare``."""
+    prepared_s: float
+    """A first run after that."""
     idle_s: float
     """A run with nothing new."""
     follow_s: list[float]
@@ -287,31 +291,36 @@ _FOLLOW_S_MAX: Final = 120.0
 
 def measure_commands(case: Commands) -> Waited:
     """``tidings pipeline run`` in processes of its own."""
-    workspace = Path(case.folder, "log")
+    workspace, cache = Path(case.folder, "log"), f"java_cache={case.folder}/java"
     with GrowingLog(workspace, case.events + case.follows) as log:
         log.write(case.events)
-        cold_s = _command(workspace)
-        idle_s = _command(workspace)
+        run = ("run", "--once", "--set", cache, "--workspace", str(workspace))
+        cold_s = _command(*run)
+        prepare_s = _command("prepare", "--set", cache)
+        shutil.rmtree(workspace / "lake")
+        prepared_s, idle_s = _command(*run), _command(*run)
         lake = Lake(workspace / "lake", SYSTEM_CLOCK)
         with _following(workspace):
             follow_s = [_until_in_silver(log, lake) for _ in range(case.follows + 1)]
-    return Waited(cold_s, idle_s, follow_s[1:])  # the first one waits for Java
+    return Waited(cold_s, prepare_s, prepared_s, idle_s, follow_s[1:])  # the first one waits for Java
 
 
-def _words(workspace: Path, *more: str) -> list[str]:
+def _words(*words: str) -> list[str]:
     program = "import sys; from tidings.cli import main; sys.exit(main())"
-    return [sys.executable, "-c", program, "pipeline", "run", *more, "--workspace", str(workspace)]
+    return [sys.executable, "-c", program, "pipeline", *words]
 
 
-def _command(workspace: Path) -> float:
+def _command(*words: str) -> float:
     begin = time.perf_counter()
-    subprocess.run(_words(workspace, "--once"), check=True, capture_output=True)
+    subprocess.run(_words(*words), check=True, capture_output=True)
     return time.perf_counter() - begin
 
 
 @contextmanager
 def _following(workspace: Path) -> Iterator[None]:
-    with subprocess.Popen(_words(workspace, "--follow"), stdout=subprocess.DEVNULL) as process:
+    with subprocess.Popen(
+        _words("run", "--follow", "--workspace", str(workspace)), stdout=subprocess.DEVNULL
+    ) as process:
         try:
             yield
         finally:

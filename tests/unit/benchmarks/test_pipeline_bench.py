@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.pipeline import bench
+from benchmarks.pipeline import bench, bench_commands, bench_costs
 from benchmarks.pipeline_filling import GrowingLog, Kinds
 from benchmarks.pipeline_rivals import Rival, measure_duckdb
 from benchmarks.running import in_child
@@ -50,15 +50,15 @@ def test_a_rival_finds_every_event(tmp_path: Path) -> None:
 
 @pytest.mark.spark
 @pytest.mark.slow
-@pytest.mark.heavy  # five sessions of Spark, from cold
+@pytest.mark.heavy  # seven sessions of Spark, from cold
 @pytest.mark.timeout(900)
-def test_the_bench_gives_figures_for_all_its_cases(tmp_path: Path) -> None:
-    """The bench gives distinct rows with real figures, each target with a verdict, and leaves nothing behind."""
-    rows = list(bench(in_child, TINY, str(tmp_path), False))
+def test_the_benches_give_figures_for_all_their_cases(tmp_path: Path) -> None:
+    """The benches give distinct rows with real figures, each target with a verdict, and leave nothing behind."""
+    rows = [row for each in (bench, bench_commands, bench_costs) for row in each(in_child, TINY, str(tmp_path), False)]
 
     assert {row.bench for row in rows} == {"pipeline"}
     assert len({row.case for row in rows}) == len(rows)
-    assert sum(row.target != "" for row in rows) == 9
+    assert sum(row.target != "" for row in rows) == 10
     assert sum(row.case.startswith("job ") for row in rows) == 12
     assert all(math.isfinite(row.ours) and row.ours > 0 for row in rows if row.target)
     assert all((row.verdict == "info") == (row.target == "") for row in rows)

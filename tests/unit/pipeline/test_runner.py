@@ -26,7 +26,7 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
 from tidings.pipeline import bronze, runner
 from tidings.pipeline.bronze import Bronze
-from tidings.pipeline.errors import EpochChanged, JobFailed, LakeConflict, LakeOfAnotherLog, PositionLost
+from tidings.pipeline.errors import EpochChanged, JavaMissing, JobFailed, LakeConflict, LakeOfAnotherLog, PositionLost
 from tidings.pipeline.gold import OWN_DEVICE
 from tidings.pipeline.jobs.job import Build, Job, JobContext, OutputTable
 from tidings.pipeline.lake import Lake
@@ -355,6 +355,21 @@ def test_a_job_that_fails_stops_no_other(spark: SparkSession, workspace: Workspa
     assert all(isinstance(job.error, JobFailed) for job in report.failed)
     assert report.jobs[-1].rows == {"gold.counts": 4}
     assert not workspace.lake.exists("gold.broken")
+
+
+def test_a_spark_that_cannot_be_started_is_no_jobs_fault(workspace: Workspace) -> None:
+    """
+    Where Spark cannot be started the run says so; no job is noted as failed, and what needs no Spark was done.
+    """
+
+    def session() -> SparkSession:
+        raise JavaMissing(("none",))
+
+    with pytest.raises(JavaMissing):
+        workspace.pipeline(TEST_SETTINGS).run(session, [COUNTS])
+
+    assert JobStates(workspace.lake.storage, workspace.layout.read_meta(OsDisk()).epoch).failed() == {}
+    assert workspace.verify().is_equal
 
 
 def test_a_job_may_read_a_table_that_was_never_made(spark: SparkSession, workspace: Workspace) -> None:
