@@ -47,7 +47,7 @@ def test_spark_shows_no_storage_option(spark: SparkSession, tmp_path: Path) -> N
     stream = spark.readStream.format("tidings").options(path=str(tmp_path), **options).load()
 
     plan: Any = stream
-    text = str(plan._jdf.queryExecution().analyzed().toString()).lower()
+    text = str(plan._jdf.queryExecution().toString()).lower()
     assert all(name.lower() in text for name in names)
     assert "hidden" not in text
 
