@@ -6,11 +6,8 @@ import asyncio
 import functools
 import http.server
 import importlib.util
-import os
 import re
-import shutil
 import signal
-import subprocess
 import sys
 import threading
 from collections.abc import Iterator
@@ -54,7 +51,8 @@ SAID: Final = {
 OTHERS: Final = {
     *("worker.py", "producer.py"),  # the test of docs/first-steps.md runs them
     *("tables_duckdb.py", "tables_pandas.py", "tables_pyspark.py", "tables_polars.py"),  # test_pipeline_examples.py
-    *("web_app.py", "live_tail.py", "browser.html", "test_with_virtual_time.py"),  # below
+    "test_with_virtual_time.py",  # test_testing_page.py
+    *("web_app.py", "live_tail.py", "browser.html"),  # below
 }
 
 
@@ -144,19 +142,6 @@ async def test_another_process_sees_each_event_as_it_is_written(tmp_path: Path) 
 
 async def place(bus: Bus, number: int) -> None:
     await bus.publish("orders", {"number": number}, type="ORDER_PLACED", space="shared:shop")
-
-
-def test_the_test_with_virtual_time_passes_twice(tmp_path: Path) -> None:
-    """With pytest alone: no plugin for ``async`` tests, and an hour of retries in a moment."""
-    shutil.copy(EXAMPLES / "test_with_virtual_time.py", tmp_path)
-    twice = "import pytest; assert [pytest.main(['-q', '-p', 'no:xdist']) for _ in range(2)] == [0, 0]"
-    environment = {**os.environ, "PYTEST_ADDOPTS": "-p no:asyncio"}
-    done = subprocess.run(
-        [sys.executable, "-c", twice], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100
-    )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert re.findall(r"^(\d+) passed", done.stdout, re.MULTILINE) == ["2", "2"]
 
 
 @pytest.fixture
