@@ -293,6 +293,7 @@ async def looking(
         key_file: Keys, with which what dead letters of encrypted spaces say can be read.
     """
     if session.node is not None:
+        refuse_keys(session.node, key_file)
         yield _Node(target_of(session, session.node))
         return
     async with session.reading() as log:
@@ -328,10 +329,8 @@ async def changing(
         NodeUnreachable, NodeRefused: A node was asked, and did not do it.
     """
     node = node_of(session)  # before anybody is asked about what cannot be done
-    if node is not None and key_file is not None:
-        raise UsageProblem(
-            f"the node at {node.address.url} seals with its own keys", "leave out --key-file and TIDINGS_KEY_FILE"
-        )
+    if node is not None:
+        refuse_keys(node.address, key_file)
     if node is not None and session.lake_place is not None:
         raise UsageProblem(
             f"the node at {node.address.url} has a lake of its own",
@@ -405,6 +404,18 @@ def target_of(session: Session, address: NodeAddress) -> NodeTarget:
                 "give a token that may do this by TIDINGS_TOKEN or --token",
             ) from None
     return NodeTarget(address, token)
+
+
+def refuse_keys(address: NodeAddress, key_file: Path | None) -> None:
+    """
+    Make sure that no key file was given for what a node does.
+
+    Raises:
+        UsageProblem: One was.
+    """
+    if key_file is not None:
+        hint = "leave out --key-file and TIDINGS_KEY_FILE"
+        raise UsageProblem(f"the node at {address.url} seals and opens with its own keys", hint)
 
 
 def store_of(

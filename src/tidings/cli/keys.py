@@ -16,6 +16,7 @@ from tidings.access.settings import TokenSettings
 from tidings.core.clock import datetime_of
 from tidings.core.names import check_space
 from tidings.log.encryption import KeyFile, NoSealingKey
+from tidings.server.address import read_address
 
 from .access import as_usage
 from .output import ExitCode, UsageProblem
@@ -113,7 +114,10 @@ SecretOption = Annotated[
     ),
 ]
 SecretFileOption = Annotated[
-    Path | None, typer.Option("--secret-file", metavar="FILE", help="A file that holds the secret.")
+    Path | None,
+    typer.Option(
+        "--secret-file", metavar="FILE", envvar="TIDINGS_JWT_SECRET_FILE", help="A file that holds the secret."
+    ),
 ]
 AudienceOption = Annotated[
     str | None, typer.Option("--audience", metavar="NAME", help="Whom the token is for, as the node's settings say.")
@@ -179,7 +183,8 @@ async def issue(
     """
     Make a token and print it.
 
-    Sign with the node's secret, or with a private key whose public one is in the node's key set. The token has an id, by which
+    Sign with the node's secret, or with a private key whose public one is in the node's key set; the secret of a `tidings serve --dev` on the
+    workspace is found by itself. The token has an id, by which
     `tidings revoke --token-id` takes it back.
     """
     from tidings.access.tokens import TokenIssuer, TokenVerifier, read_unverified
@@ -199,7 +204,9 @@ async def issue(
         )
     signing_key = None if key_file is None else _json_of(key_file)
     settings = TokenSettings(
-        secret=None if signing_key else _secret(secret, secret_file), audience=audience, issuer=issuer
+        secret=None if signing_key else _secret(secret, secret_file) or _dev_secret(session),
+        audience=audience,
+        issuer=issuer,
     )
     if signing_key is None and settings.secret is None:
         raise UsageProblem("there is nothing to sign with", "give TIDINGS_JWT_SECRET, --secret-file or --signing-key")
@@ -271,6 +278,15 @@ def _seconds(text: str) -> int:
     if not seconds:
         raise UsageProblem(f"--expires-in: {text!r} is not a span of time", "give one as 90s, 15m, 2h, 7d or 4w")
     return seconds
+
+
+def _dev_secret(session: Session) -> str | None:
+    """The secret of the workspace's node, if that is one to try things with and this user's."""
+    address = read_address(session.workspace)
+    try:
+        return (session.layout.dev / "secret").read_text().strip() if address is not None and address.is_dev else None
+    except OSError:
+        return None
 
 
 def _secret(secret: str | None, file: Path | None) -> str | None:

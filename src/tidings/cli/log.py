@@ -28,8 +28,10 @@ from tidings.log.reading import records
 from tidings.log.reading import tail as tail_records
 from tidings.log.record import Record
 
+from .administration import NodeTarget, refuse_keys, target_of
 from .append import app as append_app
 from .maintenance import app as maintenance_app
+from .node_reading import check_topic_there, follow, last_of, records_of
 from .output import Output, UsageProblem, human_bytes
 from .session import AnyTopicArgument, KeyFileOption, Session, TopicArgument, command, known_topic, parse_time
 
@@ -51,6 +53,7 @@ RawOption = Annotated[bool, typer.Option("--raw", help="Only the payloads, byte 
 @command(
     app,
     "read",
+    asks_node=True,
     examples="""
             tidings log read demo --last 10
             tidings log read --since 1000 --until 2000 --json
@@ -96,10 +99,15 @@ async def read(
         from_time=None if from_time is None else parse_time("--from-time", from_time, session.clock),
         to_time=None if to_time is None else parse_time("--to-time", to_time, session.clock),
     )
-    async with session.reading(key_file) as log:
-        if topic is not None:
-            known_topic(log, topic)
-        found = _last(log, last, query) if last is not None else records(log, query)
+    async with _reading(session, key_file) as log:
+        if isinstance(log, NodeTarget):
+            if topic is not None:
+                await check_topic_there(log, topic)
+            found = last_of(log, last, query) if last is not None else records_of(log, query)
+        else:
+            if topic is not None:
+                known_topic(log, topic)
+            found = _last(log, last, query) if last is not None else records(log, query)
         count = 0
         async for record in found:
             if limit is not None and count >= limit:
@@ -113,6 +121,7 @@ async def read(
 @command(
     app,
     "tail",
+    asks_node=True,
     ends_on_interrupt=True,
     examples="""
             tidings log tail
@@ -140,10 +149,25 @@ async def tail(
     if is_from_start and last is not None:
         raise UsageProblem("--from-start and --last are two places to begin; give one")
     query = Query(topic=None if topic is None else check_topic(topic), partitions=tuple(partition or ()))
-    async with session.reading(key_file) as log:
-        async for record in _follow(log, query, is_from_start, last or 0):
+    async with _reading(session, key_file) as log:
+        if isinstance(log, NodeTarget):
+            found = follow(log, query, is_from_start=is_from_start, last=last or 0)
+        else:
+            found = _follow(log, query, is_from_start, last or 0)
+        async for record in found:
             _show_record(session.out, record, is_raw=is_raw)
             session.out.flush()
+
+
+@contextlib.asynccontextmanager
+async def _reading(session: Session, key_file: Path | None) -> AsyncIterator[Log | NodeTarget]:
+    """The log's files, or the node that was named."""
+    if session.node is None:
+        async with session.reading(key_file) as log:
+            yield log
+        return
+    refuse_keys(session.node, key_file)
+    yield target_of(session, session.node)
 
 
 async def _follow(log: Log, query: Query, is_from_start: bool, last: int) -> AsyncIterator[Record]:

@@ -13,6 +13,7 @@ from typing import Any
 
 import typer.main
 
+from .json_answers import documented
 from .output import EXIT_MEANINGS
 from .root import app
 
@@ -41,6 +42,8 @@ def _document() -> Iterator[str]:
     yield "An error is `error: <sentence>` and, where something can be done, `hint: <what>`."
     yield 'With `--json` it is one object, `{"error": {"code", "message", "hint", "retryable"}}`, also on stderr.'
     yield ""
+    yield "What `--json` answers stands with each command; a key with `?` is there where it applies. Keys are added, not renamed."
+    yield ""
     yield "## Options of every command"
     yield ""
     commands = dict(_commands(root, "tidings"))
@@ -68,6 +71,8 @@ def _document() -> Iterator[str]:
         if of_nodes:
             yield "It can ask a node: [`--node`, `--token`](#options-of-commands-that-can-ask-a-node)."
             yield ""
+        yield documented(path.removeprefix("tidings "))
+        yield ""
         yield "```"
         examples = inspect.cleandoc(command.epilog or "").removeprefix("\b").strip().splitlines()[1:]
         yield from (line.strip() for line in examples)

@@ -16,6 +16,7 @@ from typing import IO, Any, Final
 
 from typer.testing import CliRunner, Result
 
+from tidings.cli.json_answers import ANSWERS, forms
 from tidings.cli.root import app
 from tidings.core.events import Event, EventMeta
 from tidings.log import LogSettings
@@ -35,7 +36,19 @@ def invoke(*args: object, stdin: str | bytes = "", env: dict[str, str] | None = 
     result = CliRunner().invoke(app, [str(arg) for arg in args], input=stdin, env={**_NEUTRAL, **(env or {})})
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
+    if "--json" in args and "--raw" not in args and result.exit_code in (0, 1):
+        _check_answer([str(arg) for arg in args], result.stdout)
     return result
+
+
+def _check_answer(words: list[str], output: str) -> None:
+    """Hold an answer against what the reference says of the command."""
+    command = next((each for each in (" ".join(words[:2]), words[0]) if each in ANSWERS), None)
+    known = [] if command is None else list(forms(command))
+    for line in output.splitlines() if known else ():
+        found = json.loads(line)
+        for each in found if isinstance(found, list) else [found]:
+            assert any(needed <= each.keys() <= allowed for needed, allowed in known), (command, sorted(each))
 
 
 def invoke_until(is_there: Callable[[str], bool], *args: object) -> str:

@@ -12,6 +12,7 @@ import pytest
 import typer.main
 
 from tests.integration.cli.support import invoke
+from tidings.cli.json_answers import ANSWERS
 from tidings.cli.reference import reference
 from tidings.cli.root import app
 
@@ -39,6 +40,12 @@ def test_the_reference_has_every_option_of_the_help(command: str) -> None:
         option for option in options if option not in section and option not in REFERENCE.split("## tidings")[0]
     } == set()
     assert "--json" in options
+
+
+def test_every_command_says_what_it_answers_in_json() -> None:
+    """Each command has its answer in the reference, and no other has one; tests that ask for JSON compare what they get."""
+    assert sorted(ANSWERS) == sorted(command.removeprefix("tidings ") for command in COMMANDS)
+    assert REFERENCE.count("\n`--json`: ") == len(COMMANDS)
 
 
 def example_lines(text: str) -> Iterator[str]:

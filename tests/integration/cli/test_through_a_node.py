@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 import shutil
+import signal
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any, Final
 
 import pytest
 
-from tests.integration.cli.support import SMALL_SEGMENTS, fill, invoke
+from tests.integration.cli.support import SMALL_SEGMENTS, environment, fill, invoke, started
 from tidings.bus import EventBus
 from tidings.testing.node import RunningNode, running_node
 
@@ -32,6 +33,10 @@ VERBS: Final[tuple[tuple[str, ...], ...]] = (
     ("log", "append", "demo", *NOTED, "--id", "own", "--payload", '{"n": 2}'),  # a conflict
     ("log", "append", "de mo", *NOTED, "--payload", "{}"),
     ("log", "append", "demo", "-", *NOTED),
+    ("log", "read", "old", "--last", "3"),
+    ("log", "read", "--since", "3", "--until", "20"),
+    ("log", "read", "demo", "--from-offset", "2", "--limit", "2", "--raw"),
+    ("log", "read", "demo", "--to-time", "2000-01-01"),
     ("group", "list"),
     ("group", "list", "--topic", "demo"),
     ("group", "show", *GROUP),
@@ -145,6 +150,19 @@ async def test_the_node_that_holds_the_workspace_is_found(node: RunningNode) -> 
 
     bare = await ran("log", "append", "demo", *NOTED, "--payload", "{}", "-w", workspace)
     assert (bare[0], "TIDINGS_TOKEN" in bare[2]) == (2, True)
+
+
+async def test_new_records_are_followed_through_a_node(node: RunningNode) -> None:
+    """``log tail --node`` begins with the last ones and shows each further one, until Ctrl-C."""
+    env = {**environment(), "TIDINGS_TOKEN": node.token("root", roles=["admin"])}
+    with started("log", "tail", "demo", "--last", "2", "--json", "--node", node.url, env=env) as process:
+        before = [(await asyncio.to_thread(process.json))["offset"] for _ in range(2)]
+        await node.bus.publish("demo", {"n": "new"}, type="NOTED", space="shared:home")
+        after = await asyncio.to_thread(process.json)
+        process.process.send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.exit_code) == 0
+
+    assert (before, after["offset"], after["payload"]) == ([10, 11], 12, {"n": "new"})
 
 
 async def test_what_only_files_can_say_is_refused_of_a_node(node: RunningNode, tmp_path: Path) -> None:
