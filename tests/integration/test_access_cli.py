@@ -17,8 +17,10 @@ from tests.integration.test_node_http import certificate
 from tidings.core.events import Event, EventMeta
 from tidings.log import LogSettings
 from tidings.log.embedded import open_log
+from tidings.log.embedded.layout import Layout
 from tidings.log.interface import Query
 from tidings.log.reading import records as log_records
+from tidings.server.address import NodeAddress, publish_address
 from tidings.testing.node import running_node
 from tidings.types import ReceivedEvent
 
@@ -290,6 +292,22 @@ def test_a_token_is_issued_and_shown(tmp_path: Path) -> None:
         "roles": ["admin", "editor"],
     }
     assert f"id {payload['jti']}" in result.stderr
+
+
+def test_the_secret_is_found_where_the_node_has_it(tmp_path: Path) -> None:
+    """``TIDINGS_JWT_SECRET_FILE`` counts as it does for the node, and the secret of a node to try things with is found in its workspace."""
+    (tmp_path / "secret.txt").write_text(SECRET + "\n")
+    layout = Layout(tmp_path / "w")
+    layout.dev.mkdir(parents=True)
+    (layout.dev / "secret").write_text(SECRET + "\n")
+    publish_address(tmp_path / "w", NodeAddress(url="http://127.0.0.1:9", pid=1, is_dev=True))
+
+    by_file = invoke("token", "issue", "alice", env={"TIDINGS_JWT_SECRET_FILE": str(tmp_path / "secret.txt")})
+    of_node = invoke("token", "issue", "alice", "-w", tmp_path / "w")
+
+    for issued in (by_file, of_node):
+        assert done("token", "show", issued.stdout.strip())["is_believed"] is True
+    assert invoke("token", "issue", "alice", "-w", tmp_path / "other").exit_code == 2
 
 
 def test_a_token_of_another_secret_is_not_believed(tmp_path: Path) -> None:
