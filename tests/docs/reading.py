@@ -188,10 +188,11 @@ class Reader:
         number = self.terminals.index(terminal)
         terminal.output = self.folder.with_name(f"terminal-{number}-{'first' if self.is_first else 'second'}")
         with terminal.output.open("wb") as output, terminal.output.with_suffix(".stderr").open("wb") as errors:
-            terminal.running = subprocess.Popen(["bash", "-euc", block], stdout=output, stderr=errors, env=terminal.env)
-        if "tidings serve" in block:
-            self._until(terminal, lambda: is_ready(self.ports["8787"]))
-        self._until(terminal, lambda: terminal.shown() or self._errors(terminal))
+            terminal.running = subprocess.Popen(
+                ["bash", "-euc", block], stdout=output, stderr=errors, env=terminal.env, preexec_fn=_heed_ctrl_c
+            )
+        port = self.ports["8787"]
+        self._until(terminal, functools.partial(is_ready, port) if "tidings serve" in block else terminal.shown)
 
     def _compare(self, terminal: Terminal, expected: str) -> None:
         for line in filter(None, expected.splitlines()):
@@ -219,6 +220,11 @@ class Reader:
     def _errors(self, terminal: Terminal) -> str:
         assert terminal.output is not None
         return terminal.output.with_suffix(".stderr").read_text(encoding="utf-8")
+
+
+def _heed_ctrl_c() -> None:
+    """Ctrl-C counts, also where these tests are run in the background of a shell."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def blocks_of(page: Path) -> Iterator[tuple[str, str, str]]:

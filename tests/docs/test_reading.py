@@ -101,5 +101,8 @@ async def order_until_the_page_shows_it(reader: Reader, profile: Path) -> None:
     assert CHROMIUM is not None
     async with chromium(profile) as browser:
         await browser.go(reader.terminals[3].shown().removeprefix("open ").split()[0])
-        while "order 4 for dora@example.com" not in await browser.run("document.body.innerText"):
+        for _ in range(200):
             reader.paste(reader.terminals[2], order)
+            if "order 4 for dora@example.com" in await browser.run("document.body.innerText"):
+                return
+    raise AssertionError("the page shows no order")
