@@ -29,13 +29,14 @@ def test_the_reference_is_what_the_commands_say() -> None:
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_the_reference_has_every_option_of_the_help(command: str) -> None:
-    """Whatever option ``--help`` shows stands in the reference, and the help has examples."""
-    shown = invoke(*command.split()[1:], "--help")
+    """Whatever option ``--help`` shows stands in the reference, and the help has examples and fits 80 columns."""
+    shown = invoke(*command.split()[1:], "--help", env={"COLUMNS": "80"})
 
     section = REFERENCE.split(f"## {command}\n")[1].split("\n## ")[0]
     options = set(re.findall(r"^  .*?(--[a-z-]+)", shown.stdout.split("Examples:")[0], re.MULTILINE)) - {"--help"}
     assert shown.exit_code == 0
     assert "Examples:" in shown.stdout
+    assert [line for line in shown.stdout.split("Examples:")[0].splitlines() if len(line) > 80] == []
     assert {
         option for option in options if option not in section and option not in REFERENCE.split("## tidings")[0]
     } == set()

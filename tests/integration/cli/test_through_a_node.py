@@ -123,7 +123,9 @@ async def ran(*words: object, env: dict[str, str] | None = None) -> tuple[int, s
     return int(result.exit_code), plain(result.stdout), plain(result.stderr)
 
 
-@pytest.mark.parametrize("form", [(), ("--json",)], ids=["text", "json"])
+@pytest.mark.parametrize(
+    "form", [pytest.param((), id="text", marks=pytest.mark.heavy), pytest.param(("--json",), id="json")]
+)
 async def test_each_verb_does_the_same_in_files_and_through_a_node(
     made: Path, node: RunningNode, tmp_path: Path, form: tuple[str, ...]
 ) -> None:
