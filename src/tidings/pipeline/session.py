@@ -229,7 +229,8 @@ def start_session(
         # A server has its memory, its log and its host already; asking for others is refused.
         if not is_connect or name.startswith("spark.sql."):
             builder = builder.config(name, value)
-    with _quiet_start(is_loud=is_loud):
+    # A JVM that makes an archive tells stdout of it.
+    with _quiet_start(*(() if is_loud else (2,) if archive is None else (1, 2))):
         try:
             return builder.getOrCreate()
         except (PySparkException, OSError, RuntimeError) as error:
@@ -388,25 +389,23 @@ def first_line(error: BaseException) -> str:
 
 
 @contextlib.contextmanager
-def _quiet_start(*, is_loud: bool) -> Iterator[None]:
+def _quiet_start(*descriptors: int) -> Iterator[None]:
     """
-    Keep what the JVM prints before it knows its log level off our stderr.
+    Keep what the JVM prints, before it knows its log level and when it ends, off these descriptors of ours.
 
-    The JVM inherits the file descriptor itself, and keeps it; so the descriptor points elsewhere while it is born.
+    The JVM inherits a descriptor itself, and keeps it; so it points elsewhere while the JVM is born.
     """
-    if is_loud:
-        yield
-        return
+    sys.stdout.flush()
     sys.stderr.flush()
-    try:
-        before = os.dup(2)
-    except OSError as error:
-        raise PipelineError(f"stderr is closed: {error}") from error
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    try:
-        os.dup2(nowhere, 2)
+    with contextlib.ExitStack() as stack:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        stack.callback(os.close, nowhere)
+        for each in descriptors:
+            try:
+                before = os.dup(each)
+            except OSError as error:
+                raise PipelineError(f"descriptor {each} is closed: {error}") from error
+            stack.callback(os.close, before)
+            stack.callback(os.dup2, before, each)
+            os.dup2(nowhere, each)
         yield
-    finally:
-        os.dup2(before, 2)
-        os.close(before)
-        os.close(nowhere)
