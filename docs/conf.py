@@ -65,8 +65,14 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", ":glob:", f":caption: {title}", "", *entries, "```\n"])
 
 
+def outdated_pages(app: Sphinx, env: Any, added: set[str], changed: set[str], removed: set[str]) -> list[str]:
+    """With a changed first page all pages are made anew, as each of them has the navigation."""
+    return sorted(env.found_docs) if root_doc in changed else []
+
+
 def setup(app: Sphinx) -> None:
     """Register them with Sphinx."""
     app.add_transform(DrawnDiagrams)
     app.connect("html-page-context", add_script)
     app.connect("source-read", add_navigation)
+    app.connect("env-get-outdated", outdated_pages)
