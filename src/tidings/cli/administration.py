@@ -385,7 +385,7 @@ def running_node_of(session: Session) -> NodeTarget:
     if node is None:
         raise UsageProblem(
             f"no node holds the workspace {session.workspace}",
-            "start one with `tidings serve`, or name one with --node",
+            "start one with `tidings serve --dev`, or name one with --node",
         )
     return node
 

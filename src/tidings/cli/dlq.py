@@ -18,7 +18,7 @@ from tidings.bus.store.dead_letters import EVERY, OPEN, DeadLetter, DeadLetterFi
 from tidings.core.names import check_group, check_topic
 
 from .administration import changing, looking
-from .output import Output, UsageProblem, plain
+from .output import Output, UsageProblem, as_typed, plain
 from .session import (
     AnyTopicArgument,
     DryRunOption,
@@ -132,7 +132,9 @@ async def show(
 
 def _payload(letter: DeadLetter) -> str:
     if "payload" not in letter.event:
-        return f"in the log only, sealed: tidings log read {letter.topic} --from-offset {letter.offset} --limit 1"
+        return as_typed(
+            f"in the log only, sealed: `tidings log read {letter.topic} --from-offset {letter.offset} --limit 1`"
+        )
     return msgspec.json.encode(letter.event["payload"]).decode()
 
 

@@ -19,7 +19,7 @@ from tidings.log.encryption import KeyFile, NoSealingKey
 from tidings.server.address import read_address
 
 from .access import as_usage
-from .output import ExitCode, UsageProblem
+from .output import ExitCode, UsageProblem, as_typed
 from .session import DryRunOption, Session, YesOption, command, confirm, parse_span, read_text, user_audit
 
 key_app = typer.Typer(help="Make and change key files.", rich_markup_mode=None)
@@ -36,7 +36,7 @@ async def create(session: Session, file: KeyFileArgument) -> None:
     Back it up apart from the log: who has both can read everything, and without it nobody can.
     """
     KeyFile.create(file)
-    session.out.result({"file": str(file)}, f"made {file}; add a key with: tidings key add {file} SPACE")
+    session.out.result({"file": str(file)}, as_typed(f"made {file}; add a key with `tidings key add {file} SPACE`"))
 
 
 @command(key_app, "add", examples="tidings key add keys.json shared:home")

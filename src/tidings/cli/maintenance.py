@@ -21,7 +21,7 @@ from tidings.log.retention import RetentionPlan, SegmentDecision
 from tidings.log.settings import TopicRetention
 
 from .administration import changing, looking
-from .output import ExitCode, Output, UsageProblem, human_bytes
+from .output import ExitCode, Output, UsageProblem, as_typed, human_bytes
 from .session import (
     OffsetsKeyOption,
     Session,
@@ -102,7 +102,7 @@ def _show_findings(out: Output, report: VerifyReport) -> None:
     if report.is_sound:
         out.text("sound: nothing is lost or altered")
     else:
-        out.text("NOT sound: see what 'tidings log repair --dry-run' would set aside")
+        out.text(as_typed("NOT sound: see what `tidings log repair --dry-run` would set aside"))
 
 
 @command(app, "repair", examples="tidings log repair --dry-run\ntidings log repair\ntidings log repair --yes --json")

@@ -182,14 +182,15 @@ def as_text(error: TidingsError) -> str:
 
 
 def as_typed(text: str) -> str:
-    """A text whose command lines can be pasted here: ``tidings`` in backticks as it is typed in this folder."""
-    return text.replace("`tidings ", f"`{tool()} ")
+    """A text whose command lines can be pasted here: ``tidings`` in quotes or backticks as it is typed in this folder."""
+    return _COMMAND.sub(lambda found: f"{found[1]}{tool()} ", text)
 
 
 # A table in a pipe must not be squeezed into the 80 columns that rich assumes there.
 _PIPE_COLUMNS: Final = 240
 # C0 and C1 controls, and the marks that turn the direction of what follows.
 _STEERING: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+_COMMAND: Final = re.compile(r"([`'])tidings ")
 # A column of text is not folded to less than this.
 _FOLDED_COLUMNS_MIN: Final = 12
 _GAP: Final = 2
@@ -263,7 +264,7 @@ class Output:
         elif rows := [row(item) for item in items]:
             self.table(title, columns, rows)
         else:
-            self.text(empty)
+            self.text(as_typed(empty))
 
     def text(self, line: str = "") -> None:
         """One line for people on stdout; nothing with ``--json``."""

@@ -179,7 +179,7 @@ class WorkspaceMissing(WorkspaceError):
     """There is no log at that place."""
 
     code = "workspace.missing"
-    hint = "check the path; a log is made by opening it for writing"
+    hint = "check the path; the first event that is published makes a log"
 
 
 class WorkspaceUnusable(WorkspaceError):

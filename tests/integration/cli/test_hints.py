@@ -73,7 +73,7 @@ def test_what_a_hint_says_can_be_pasted_here(monkeypatch: pytest.MonkeyPatch) ->
     assert as_typed("start one with `tidings serve --dev`") == f"start one with `{tool()} serve --dev`"
     assert tool() == ".venv/bin/tidings"
     missing = invoke("events", "tail", "-w", "/nowhere")
-    assert (missing.exit_code, "`.venv/bin/tidings serve`" in missing.stderr) == (2, True)
+    assert (missing.exit_code, "`.venv/bin/tidings serve --dev`" in missing.stderr) == (2, True)
 
 
 @pytest.mark.parametrize("noun", ["", *(name for name in ROOT.list_commands(None))])
