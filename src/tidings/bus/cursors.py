@@ -170,6 +170,7 @@ class CursorSaver:
             if not self._dirty and not self._unsynced:
                 self._changed.clear()
                 await self._changed.wait()
+                synced_at = self._clock.monotonic()
             await self._clock.sleep(self._settings.cursor_interval_ms / 1000)
             is_sync = self._clock.monotonic() - synced_at >= self._settings.cursor_sync_interval_ms / 1000
             if is_sync:
