@@ -168,6 +168,7 @@ class NodeUnreachable(AccessError):
 
     code = "access.node_unreachable"
     retryable = True
+    hint = "see that it runs, and that this is its address"
     text = "the node at {url} did not answer: {problem}"
     url: str
     problem: str

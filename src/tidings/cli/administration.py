@@ -40,7 +40,9 @@ from .session import Session, confirm, encryptor_of, user_audit
 
 _EVENTS_PER_REQUEST_MAX: Final = 200
 _REQUEST_BYTES_MAX: Final = 1 << 20
+_UNAUTHORIZED: Final = 401
 _TOO_LARGE: Final = 413
+_TOKENS_HINT: Final = "what was shown is --token, else TIDINGS_TOKEN, else the context's token or the dev node's own"
 
 
 class Administration(Protocol):
@@ -170,7 +172,12 @@ class NodeTarget(NamedTuple):
         where = f"{path}?{urlencode(given, doseq=True)}" if given else path
         data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
         request = Request(method, where, data)
-        return await asyncio.to_thread(send, self.address.url, request, self.token, self.address.certificate)
+        try:
+            return await asyncio.to_thread(send, self.address.url, request, self.token, self.address.certificate)
+        except NodeRefused as error:
+            if error.status == _UNAUTHORIZED and self.token is not None:
+                error.hint = _TOKENS_HINT
+            raise
 
 
 class _Node:
@@ -370,7 +377,9 @@ def node_address_of(session: Session) -> NodeAddress | None:
         return None
     address = read_address(session.workspace)
     if address is None:
-        raise WorkspaceBusy(session.workspace, writer)
+        busy = WorkspaceBusy(session.workspace, writer)
+        busy.hint = "that is no node; stop it, start `tidings serve --dev`, and `tidings work` and this go through that"
+        raise busy
     return address
 
 

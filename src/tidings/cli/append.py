@@ -100,21 +100,21 @@ class Defaults(NamedTuple):
     app: str | None = None
 
 
-def event_of(data: bytes | None, defaults: Defaults) -> Event:
+def event_of(data: bytes | None, defaults: Defaults, name: str = "line") -> Event:
     """
-    The event that a line describes.
+    The event that a line describes; ``name`` is what a refusal calls it.
 
     Raises:
         InvalidEvent: It describes none. Further checks are the log's.
     """
     if data is None:
-        raise InvalidPayload("line", f"is longer than {LINE_BYTES_MAX} bytes")
-    refuse_repeated_keys(data, "line")
+        raise InvalidPayload(name, f"is longer than {LINE_BYTES_MAX} bytes")
+    refuse_repeated_keys(data, name)
     try:
         # Keeps whole numbers whole however long they are; the log then refuses those it cannot store.
         value = msgspec.json.decode(data)
     except UNREADABLE as error:
-        raise InvalidPayload("line", f"is not JSON: {error}") from error
+        raise InvalidPayload(name, f"is not JSON: {error}") from error
     if not isinstance(value, dict):
         raise InvalidPayload("payload", f"must be a JSON object, not {_kind(value)}")
     if not {"meta", "payload"} <= value.keys() <= _RECORD_KEYS:
@@ -296,7 +296,7 @@ async def append(
         app=app_,
     )
     if payload is not None:
-        event = event_of(payload.encode(errors="surrogateescape"), defaults)
+        event = event_of(payload.encode(errors="surrogateescape"), defaults, "--payload")
         async with changing(session, key_file=key_file, may_create=True) as admin:
             _show_verdict(session.out, topic, await admin.append(event))
         return

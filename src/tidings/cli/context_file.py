@@ -73,13 +73,17 @@ def checked_url(url: str) -> str:
     The address of a node, as it prints it.
 
     Raises:
-        UsageProblem: It is none.
+        UsageProblem: It is none, or it says more than where: a password in it would be kept and printed as any address is.
     """
     try:
         parts = urlsplit(url)
         is_address = parts.scheme in ("http", "https") and bool(parts.hostname) and (parts.port or 1) > 0
     except ValueError:
         is_address = False
+    if is_address and ("@" in parts.netloc or parts.query or parts.fragment):
+        raise UsageProblem(
+            "a node's address has no user, password, query or fragment", "who asks is said by a token: TIDINGS_TOKEN"
+        )
     if not is_address:
         raise UsageProblem(f"{url!r} is not the address of a node", "give one such as http://127.0.0.1:8787")
     return url.rstrip("/")

@@ -131,6 +131,8 @@ async def _workspace(session: Session) -> list[Finding]:
                 ),
             )
     except WorkspaceMissing:
+        if folder.exists() and not folder.is_dir():
+            return [Finding("workspace", "problem", f"{folder} is no folder", "name another with --workspace")]
         findings.append(Finding("workspace", "ok", f"{folder} is not there yet; the first event makes it"))
         return findings
     except (TidingsError, OSError) as error:

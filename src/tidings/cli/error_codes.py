@@ -28,7 +28,9 @@ app = typer.Typer(rich_markup_mode=None)
 )
 def errors(
     session: Session,
-    code: Annotated[str | None, typer.Argument(metavar="CODE", help="The code; all of them if left out.")] = None,
+    code: Annotated[
+        str | None, typer.Argument(metavar="CODE", help="The code, or the class in Python; all of them if left out.")
+    ] = None,
 ) -> None:
     """Say what an error's code means, whether trying again can help, and what to do."""
     known = {kind.code: _facts(kind) for kind in _known_errors()}
@@ -41,17 +43,18 @@ def errors(
             empty="there are none",
         )
         return
-    if code not in known:
-        near = get_close_matches(code, known, n=3, cutoff=0.4)
+    wanted = code.lower()
+    found = next((each for each in known.values() if wanted in _names(each)), None)
+    if found is None:
+        near = get_close_matches(wanted, known, n=3)
         raise UsageProblem(
             f"there is no error {code!r}", f"there are: {', '.join(near)}" if near else "see `tidings errors`"
         )
-    found = known[code]
     if session.out.is_json:
         session.out.json(found)
         return
     session.out.facts(
-        code,
+        found["code"],
         [
             ("meaning", found["meaning"]),
             ("in Python", f"{found['module']}.{found['name']}"),
@@ -62,12 +65,18 @@ def errors(
     )
 
 
+def _names(facts: dict[str, Any]) -> tuple[str, ...]:
+    """What an error is asked for by, in small letters: its code, and its class as tracebacks name it."""
+    name = facts["name"].lower()
+    return facts["code"].lower(), name, f"{facts['module']}.{name}"
+
+
 def _facts(kind: type[TidingsError]) -> dict[str, Any]:
     return {
         "code": kind.code,
         "name": kind.__name__,
         "module": kind.__module__,
-        "meaning": " ".join((inspect.getdoc(kind) or "").split()),
+        "meaning": " ".join((inspect.getdoc(kind) or "").replace("``", "`").split()),
         "retryable": bool(kind.retryable),
         "exit_code": int(exit_code_of_kind(kind)),
         "hint": kind.hint,

@@ -29,6 +29,7 @@ from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeV
 import typer
 
 from tidings.access.audit import Audit
+from tidings.access.errors import NodeUnreachable
 from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
 from tidings.core.names import check_topic
 from tidings.log.embedded.disk import OsDisk, size_of
@@ -304,6 +305,7 @@ def command(
             node, token = None, None
             if asks_node:
                 node, token = chosen_node(node_asked, token_shown, has_workspace=workspace is not None)
+            by_context = node if node_asked is None else None
             session = Session(
                 workspace or WORKSPACE_DEFAULT,
                 Output(is_json=is_json),
@@ -312,6 +314,10 @@ def command(
                 node=node,
                 token=token,
             )
+            if by_context is not None and has_workspace and WORKSPACE_DEFAULT.is_dir():
+                session.out.note(
+                    f"at {by_context.url}, the context in use; for the folder here: -w {WORKSPACE_DEFAULT}"
+                )
             with _logging(logging.DEBUG if is_verbose or is_debug else logging.WARNING if has_log_lines else None):
                 try:
                     work = body(session, **options)  # type: ignore[call-arg]  # its signature is given below
@@ -322,6 +328,10 @@ def command(
                     if not ends_on_interrupt:
                         raise
                     session.out.flush()
+                except NodeUnreachable as error:
+                    if by_context is not None:
+                        error.hint = "the context in use names it; choose by `tidings context use NAME`, --node or -w"
+                    raise
                 except BrokenPipeError:
                     discard_stdout()
                 except OSError as error:

@@ -79,12 +79,13 @@ def test_a_short_measurement_leaves_nothing_behind(tmp_path: Path) -> None:
 
 
 def test_every_code_of_the_page_can_be_asked_for() -> None:
-    """The list has each code of the reference, with whether trying again helps; one is shown whole; a misspelt one gets its likes."""
+    """The list has each code of the reference, with whether trying again helps; one is shown whole, also by its class; a misspelt one gets its likes."""
     known = {each["code"]: each for each in lines(invoke("errors", "--json").stdout)}
     written = re.findall(r"^\| `\w+` \| `([^`]+)` \| (yes|no) \|", ERRORS_PAGE, re.MULTILINE)
     assert {code: known[code]["retryable"] for code, _ in written} == {code: again == "yes" for code, again in written}
 
     shown = invoke("errors", "log.storage_full").stdout
+    assert invoke("errors", "tidings.log.errors.StorageFull").stdout == shown
     wrong = invoke("errors", "log.storage_ful")
     assert ("no room" in shown, "6" in shown) == (True, True)
     assert (wrong.exit_code, "log.storage_full" in wrong.stderr) == (2, True)

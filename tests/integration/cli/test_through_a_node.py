@@ -188,7 +188,36 @@ async def test_what_is_no_node_is_said(tmp_path: Path) -> None:
     silent = await ran("group", "list", "--node", "http://127.0.0.1:9", "--token", "t")
 
     assert (wrong[0], "not the address of a node" in wrong[2]) == (2, True)
-    assert (silent[0], "did not answer" in silent[2]) == (1, True)
+    assert (silent[0], "did not answer" in silent[2], "see that it runs" in silent[2]) == (1, True, True)
+
+
+async def test_an_address_with_a_password_is_refused_and_not_repeated(tmp_path: Path) -> None:
+    """Neither ``--node`` nor a context takes one: addresses are kept and printed."""
+    env = {"XDG_CONFIG_HOME": str(tmp_path)}
+    for words in (("group", "list", "--node"), ("context", "add", "shop")):
+        done = await ran(*words, "http://ana:hush@127.0.0.1:9", env=env)
+        assert (done[0], "no user, password" in done[2], "hush" in done[1] + done[2]) == (2, True, False)
+
+
+async def test_a_token_that_is_refused_says_where_it_came_from(node: RunningNode) -> None:
+    """One left over in TIDINGS_TOKEN is the usual cause, so the hint names that."""
+    done = await ran("group", "list", "--node", node.url, env={"TIDINGS_TOKEN": "old"})
+    assert (done[0], "not valid" in done[2], "TIDINGS_TOKEN" in done[2]) == (1, True, True)
+
+
+async def test_a_context_in_use_says_so_where_there_is_a_workspace(
+    node: RunningNode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a folder with a workspace of its own, a line on stderr says that the context's node is asked; none with ``--json``."""
+    (tmp_path / "workspace").mkdir()
+    monkeypatch.chdir(tmp_path)
+    env = {"XDG_CONFIG_HOME": str(tmp_path / "config"), "TIDINGS_TOKEN": node.token("root", roles=["admin"])}
+    await ran("context", "add", "shop", node.url, "--use", env=env)
+
+    told, quiet = await ran("group", "list", env=env), await ran("group", "list", "--json", env=env)
+
+    assert (told[0], told[2]) == (0, f"at {node.url}, the context in use; for the folder here: -w workspace\n")
+    assert (quiet[0], quiet[2]) == (0, "")
 
 
 async def test_a_context_names_a_node_and_its_token(node: RunningNode, tmp_path: Path) -> None:
@@ -209,7 +238,8 @@ async def test_a_context_names_a_node_and_its_token(node: RunningNode, tmp_path:
     assert (await do("context", "add", "shop", node.url, "--token-file", tmp_path / "token.txt"))[0] == 0
     assert "worker" in (await do("group", "list", "--node", "shop"))[1]
     await do("context", "add", "other", "http://127.0.0.1:9", "--use")
-    assert (await do("group", "list"))[0] == 1
+    gone = await do("group", "list")
+    assert (gone[0], "the context in use names it" in gone[2]) == (1, True)
     await do("context", "use", "shop")
     assert (await do("group", "pause", *GROUP))[0] == 0
     assert (await do("group", "list", "-w", tmp_path / "none"))[0] == 3
