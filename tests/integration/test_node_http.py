@@ -640,7 +640,8 @@ async def test_a_workspace_has_one_node(tmp_path: Path) -> None:
         with pytest.raises(WorkspaceBusy):
             await Node(tmp_path, node_settings()).start()
         told = json.loads((tmp_path / ".bus" / "node.json").read_text())
-        assert told == {"url": node.url, "pid": os.getpid(), "unix": None, "certificate": None, "steward": None}
+        nothing_else = {"unix": None, "certificate": None, "steward": None, "is_dev": False}
+        assert told == {"url": node.url, "pid": os.getpid(), **nothing_else}
     assert not (tmp_path / ".bus" / "node.json").exists()
 
 

@@ -83,7 +83,7 @@ def test_damage_is_found_and_named(tmp_path: Path) -> None:
 
     assert read.exit_code == 5
     assert "demo.00000001.jsonl: at byte 0" in read.stderr
-    assert "tidings log verify" in read.stderr
+    assert " log verify'" in read.stderr
     assert verified.exit_code == 1
     report = json.loads(verified.stdout)
     assert not report["is_sound"]

@@ -48,6 +48,7 @@ def test_only_our_own_trouble_is_500() -> None:
     assert {kind.code for kind in ALL if status(kind) == 500 and not kind.code.endswith(".error")} == {
         "bus.invalid_answer",
         "bus.invalid_handler",
+        "bus.not_through_node",
         "bus.other_event_loop",
         "bus.payload_mismatch",
         "node.address_unusable",
