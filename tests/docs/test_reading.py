@@ -100,7 +100,7 @@ async def order_until_the_page_shows_it(reader: Reader, profile: Path) -> None:
     (order,) = (text for _, text, _ in blocks_of(TUTORIAL) if "curl" in text)
     assert CHROMIUM is not None
     async with chromium(profile) as browser:
-        await browser.go(reader.terminals[3].shown().removeprefix("open ").split()[0])
+        await browser.go(reader.terminals[3].shown().partition("open ")[2].split()[0])
         for _ in range(200):
             reader.paste(reader.terminals[2], order)
             if "order 4 for dora@example.com" in await browser.run("document.body.innerText"):
