@@ -28,10 +28,6 @@ from .websocket import Framer, SocketTransport
 logger = logging.getLogger(__name__)
 
 _SWEEP_SLICE = 256
-_RESTS = 3
-"""Telling everybody is followed by so many times as long without: it takes a quarter of the time at most, ..."""
-_REST_S_MAX = 0.05
-"""... unless this would be longer."""
 _LATE_S = 1.0
 """How much later than its deadline an endpoint may be: it closes its connections only then."""
 
@@ -227,8 +223,8 @@ class Connections:
         """
         It has something to write that many are sent: it leaves with theirs.
 
-        That is as soon as the last time is ``broadcast_interval_s`` ago, or longer if telling so many took long, so that most of the node's time
-        is left for other things. So a node with much to tell makes one write of it for each connection, and one with little makes nobody wait.
+        That is as soon as the last time is ``broadcast_interval_s`` ago. So a node with much to tell makes one write of it for each connection,
+        and one with little makes nobody wait.
         """
         self._together.append(each)
         if self._together_handle is None:
@@ -249,14 +245,11 @@ class Connections:
         if self._together_handle is not None:
             self._together_handle.cancel()
             self._together_handle = None
-        began_s = self._clock.monotonic()
+        self._together_due_s = asyncio.get_running_loop().time() + self.settings.broadcast_interval_s
         together, self._together = self._together, []
         for each in together:
             each.flush()
         self.framer.forget()
-        took_s = self._clock.monotonic() - began_s
-        rest_s = max(self.settings.broadcast_interval_s, min(_RESTS * took_s, _REST_S_MAX))
-        self._together_due_s = asyncio.get_running_loop().time() + took_s + rest_s
 
     def _flush(self) -> None:
         self._is_flush_due = False
