@@ -96,7 +96,7 @@ async def test_killed_again_and_again_every_group_gets_every_event(tmp_path: Pat
 @pytest.mark.crash
 @pytest.mark.slow
 @pytest.mark.req("F60")
-@pytest.mark.parametrize("mode", ["deadly", "leaving"])
+@pytest.mark.parametrize("mode", ["deadly", pytest.param("leaving", marks=pytest.mark.heavy)])
 async def test_an_event_that_ends_the_process_is_buried_after_six_lives(tmp_path: Path, mode: str) -> None:
     """A handler that ends the process at one event is called for it six times; then that event is a dead letter."""
     async with EventBus(workspace=tmp_path) as bus:

@@ -85,7 +85,7 @@ def test_a_reminder_reaches_arbiter_and_workspace(workspace: Path) -> None:
     assert all([title] in said for title in titles)
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 def test_everything_may_be_delivered_again(tmp_path: Path) -> None:
     """A later life that knows nothing of the first gets every event again: nothing is said twice, nothing is dead."""
     asyncio.run(Household(tmp_path).live(seconds=0.1 * len(MOMENTS)))

@@ -114,6 +114,7 @@ def test_a_damaged_lake_is_made_whole(tmp_path: Path) -> None:
     assert said("pipeline", "verify", *options)["is_equal"]
 
 
+@pytest.mark.heavy  # tests/unit/pipeline/test_storage.py goes over a bucket every time
 @pytest.mark.usefixtures("shared")
 def test_a_lake_in_an_object_store(tmp_path: Path, s3_url: str) -> None:
     """

@@ -35,6 +35,7 @@ def shop(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     return tmp_path
 
 
+@pytest.mark.heavy
 def test_duckdb_pandas_and_spark_see_the_same_orders(shop: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each program prints how many orders there are and what they cost; and again."""
     capsys.readouterr()

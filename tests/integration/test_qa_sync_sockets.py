@@ -324,7 +324,7 @@ async def _metrics(here: Place) -> bytes:
         return (await http.get("/metrics")).content
 
 
-@pytest.mark.slow
+@pytest.mark.heavy
 async def test_a_thousand_connections_and_one_more(tmp_path: Path) -> None:
     """All of them are served; the next is refused with 503 before it costs anything; when one leaves there is room."""
     async with place(

@@ -268,6 +268,8 @@ class SessionOnDemand:
         self._is_brief = is_brief
         self._session: SparkSession | None = None
         self._lock = threading.Lock()
+        self._failure: Exception | None = None
+        """Why the last try to start it failed."""
 
     def __call__(self) -> SparkSession:
         """
@@ -276,10 +278,17 @@ class SessionOnDemand:
         Raises:
             JavaMissing, MasterUnreachable, SparkFailed: It cannot be started.
         """
+        known = self._failure
         with self._lock:
             if self._session is None:
+                if self._failure is not None and self._failure is not known:
+                    raise self._failure  # it came while this one waited, who need not wait for the same answer again
                 self._starting()
-                self._session = start_session(self._settings, is_loud=self._is_loud, is_brief=self._is_brief())
+                try:
+                    self._session = start_session(self._settings, is_loud=self._is_loud, is_brief=self._is_brief())
+                except Exception as error:
+                    self._failure = error
+                    raise
             return self._session
 
     def stop(self) -> None:

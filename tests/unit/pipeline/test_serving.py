@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from deltalake import DeltaTable
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
@@ -310,7 +310,6 @@ def fits(record: Record, query: Query) -> bool:
 _lakes: dict[int, Lake] = {}
 
 
-@settings(max_examples=3 * settings().max_examples)
 @given(data=st.data())
 async def test_any_query_finds_what_a_search_through_everything_finds(
     data: st.DataObject, tmp_path_factory: pytest.TempPathFactory

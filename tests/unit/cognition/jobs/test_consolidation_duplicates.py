@@ -151,6 +151,7 @@ def test_one_text_many_times(merged: Merged) -> None:
     assert set(found.values()) == {"longer"}
 
 
+@pytest.mark.heavy
 @pytest.mark.req("C1")
 def test_new_texts_are_compared_with_old_ones(spark: SparkSession, merged: Merged) -> None:
     """
