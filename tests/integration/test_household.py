@@ -151,6 +151,7 @@ def test_outcomes_are_learning_signals(household: Household, workspace: Path) ->
     assert any(each.failure_share > 0 for each in signals.values())
 
 
+@pytest.mark.heavy
 @pytest.mark.req("F119")
 def test_the_example_runs_and_ends_by_itself(tmp_path: Path) -> None:
     """As a command it shows the flow, sums it up, and ends with 0; a second run goes on in the same workspace."""

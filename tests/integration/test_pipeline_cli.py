@@ -74,6 +74,7 @@ def test_tables_agree_with_the_log_until_it_is_changed(tmp_path: Path) -> None:
     assert not said("pipeline", "verify", *options, code=1)["is_equal"]
 
 
+@pytest.mark.heavy  # tests/unit/pipeline/test_repair.py goes through the tool too
 @pytest.mark.usefixtures("shared")
 def test_a_damaged_lake_is_made_whole(tmp_path: Path) -> None:
     """

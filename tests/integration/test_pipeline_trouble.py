@@ -158,6 +158,7 @@ def test_a_run_that_is_killed(workspace: Workspace, tmp_path: Path, sign: str) -
     assert sum(workspace.column("gold.topic_minutes", "events")) == 60
 
 
+@pytest.mark.heavy
 def test_a_table_that_was_made_and_never_filled(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
