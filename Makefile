@@ -31,7 +31,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check docs clean distclean
+.PHONY: help setup run test test-docs lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check docs clean distclean
 
 help:
 	@echo "make run          a node with demo events and tokens until Ctrl-C; beside it Spark is set up and the pipeline runs; again: goes on"
@@ -39,6 +39,7 @@ help:
 	@echo "make lint         ruff, mypy, import contracts"
 	@echo "make fmt          format and fix what ruff can fix"
 	@echo "make heavy        the crash loops, and all that is too long for every run"
+	@echo "make test-docs    all that the pages say, done as it is written, twice; a new clone, the site, other versions of Python"
 	@echo "make bench        the benchmarks"
 	@echo "make conformance  rewrite docs/conformance.md from the tests' marks, and the reference from the code"
 	@echo "make docs         the pages as a site with search, in build/docs; needs neither the rest of the set-up nor, once made, a network"
@@ -105,6 +106,10 @@ unit: $(STAMP) $(NODE_STAMP)
 heavy: $(STAMP) $(NODE_STAMP)
 	$(BIN)/python -m pytest -m "crash or heavy" $(PYTEST_ARGS)
 	$(BIN)/python -m pytest -m "hypothesis and not heavy" --hypothesis-profile=full $(PYTEST_ARGS)
+
+# What takes minutes too, and needs a network; nothing of it needs more on the path than the system's own programs.
+test-docs: $(STAMP) $(NODE_STAMP) $(DOCS_STAMP)
+	$(BIN)/python -m pytest tests/docs $(PYTEST_ARGS)
 
 # The rivals that the bus is measured against; nothing else needs them.
 $(BENCH_STAMP): requirements/bench.txt $(STAMP)
