@@ -71,7 +71,9 @@ def test_make_run_serves_and_goes_on(clone: Path) -> None:
     for _ in range(2):
         port = free_port()
         with made_to_run(clone, port):
-            told = shell(clone, f".venv/bin/tidings topic list --json -w demo-workspace; curl -s http://127.0.0.1:{port}/")
+            told = shell(
+                clone, f".venv/bin/tidings topic list --json -w demo-workspace; curl -s http://127.0.0.1:{port}/"
+            )
             assert "Tidings node" in told
             seqs.append(told)
     assert "demo" in seqs[0]
@@ -84,5 +86,7 @@ def test_the_install_lines_work(clone: Path) -> None:
     place = shlex.quote(str(clone.parent / "user"))
     shell(clone, f"python3 -m venv {place} && . {place}/bin/activate && pip install --quiet '.[server,client]'")
     for _ in range(2):
-        told = shell(clone.parent, f". {place}/bin/activate && python tidings/examples/quickstart.py && tidings --version")
+        told = shell(
+            clone.parent, f". {place}/bin/activate && python tidings/examples/quickstart.py && tidings --version"
+        )
         assert told.startswith("billed order 1: 12.50\ntidings ")

@@ -268,7 +268,7 @@ def test_a_token_is_issued_and_shown(tmp_path: Path) -> None:
         *("token", "issue", "alice", "--client-id", "phone", "--user-id", "u1", "--partition", "p"),
         *("--partition-prefix", "home-"),
         *("--project", "x", "--topic", "t", "--topic-prefix", "a.", "--space", "s", "--space-prefix", "b:"),
-        *("--role", "editor", "--role", "admin", "--expires-in", "2h"),
+        *("--role", "editor", "--role", "admin", "--read-only", "--expires-in", "2h"),
         env=WITH_SECRET,
     )
     token = result.stdout.strip()
@@ -290,6 +290,7 @@ def test_a_token_is_issued_and_shown(tmp_path: Path) -> None:
         "spaces": ["s"],
         "space_prefixes": ["b:"],
         "roles": ["admin", "editor"],
+        "read_only": True,
     }
     assert f"id {payload['jti']}" in result.stderr
 

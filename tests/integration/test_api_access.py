@@ -167,6 +167,24 @@ async def test_who_am_i(tmp_path: Path) -> None:
     assert me["expires_at"] is not None
 
 
+async def test_a_token_for_reading_only_changes_nothing(tmp_path: Path) -> None:
+    """Whatever topics, roles and grants its bearer has: it reads, and is refused what publishes, joins or administers."""
+    async with api(tmp_path, topics=["demo"], roles=["admin"], is_read_only=True) as (node, client):
+        await node.log.append(event(0))
+        read = await client.get("/v1/events?topic=demo")
+        refused = [
+            await client.post(
+                "/v1/events", json={"meta": {"topic": "demo", "type": "T", "space_id": "s"}, "payload": {}}
+            ),
+            await client.post("/v1/access/grants", json={}),
+            await client.post("/v1/groups/demo/g/pause", json={}),
+        ]
+        assert (await client.get("/v1/whoami")).json()["is_read_only"] is True
+
+    assert (read.status_code, len(read.json()["events"])) == (200, 1)
+    assert [each.status_code for each in refused] == [403] * 3
+
+
 @pytest.mark.parametrize(
     ("given", "code"),
     [

@@ -93,7 +93,7 @@ async function next(stream, count) {
   while (found.length < count) {
     const { value, done } = await stream.next();
     if (done) break;
-    found.push([value.sequence_anchor.global_seq, value.payload_summary.part ?? 1]);
+    found.push([value.seq, value.payload_summary.part ?? 1]);
   }
   return found.map(([seq, part]) => (part === 1 ? seq : `${seq}.${part}`));
 }
@@ -292,7 +292,7 @@ test("two who wait at once get one each", async () => {
   await settled();
   socket.envelope(2);
   const got = await Promise.all(waiting);
-  assert.deepEqual(got.map(({ value }) => value.sequence_anchor.global_seq).sort(), [1, 2]);
+  assert.deepEqual(got.map(({ value }) => value.seq).sort(), [1, 2]);
   stream.close();
 });
 

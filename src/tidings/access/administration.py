@@ -257,7 +257,7 @@ _ANSWER_BYTES_MAX: Final = 64 << 20
 _CERTIFICATE: Final = re.compile(r"-----BEGIN CERTIFICATE-----.+?-----END CERTIFICATE-----", re.DOTALL)
 
 
-def send(url: str, request: Request, token: str | None, certificate: str | None = None) -> dict[str, Any]:
+def send(url: str, request: Request, token: str | None, certificate: str | None = None, kind: Any = dict) -> Any:
     """
     Ask a node for something; waits until it has answered.
 
@@ -266,6 +266,7 @@ def send(url: str, request: Request, token: str | None, certificate: str | None 
         request: What to ask for, as ``request_of`` makes it of a change.
         token: Whose right it is; nobody's in particular if left out.
         certificate: The file with the certificate that the node shows; the system's authorities decide if left out.
+        kind: What to read its answer as.
 
     Returns:
         The node's answer; to a change, with the ``seq`` from which on that counts.
@@ -295,16 +296,19 @@ def send(url: str, request: Request, token: str | None, certificate: str | None 
         raise TokenInvalid("it holds characters that no token has") from error
     finally:
         connection.close()
-    try:
-        answer = msgspec.json.decode(data)
-    except msgspec.DecodeError:
-        answer = None
-    found = answer if isinstance(answer, dict) else {}
     if not 200 <= response.status < 300:
+        try:
+            answer = msgspec.json.decode(data)
+        except msgspec.DecodeError:
+            answer = None
+        found = answer if isinstance(answer, dict) else {}
         problem = str(found.get("detail") or found.get("title") or response.reason)
         hint, code = (str(found[name]) if found.get(name) else None for name in ("hint", "code"))
         raise NodeRefused(response.status, problem, hint, code, bool(found.get("retryable")))
-    return found
+    try:
+        return msgspec.json.decode(data or b"{}", type=kind)
+    except msgspec.DecodeError as error:
+        raise NodeUnreachable(url, f"its answer cannot be read: {error}") from error
 
 
 def _connection(scheme: str, host: str, port: int | None, *, is_pinned: bool) -> http.client.HTTPConnection:

@@ -23,7 +23,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from tidings.core.settings import checked
-from tidings.log.interface import Log, Query
+from tidings.log.interface import Query, ReadableLog
 from tidings.log.reading import records
 from tidings.log.record import Record
 
@@ -470,6 +470,8 @@ class AccessBook:
         closed = self.closed_by()
         if closed:
             return Explanation(False, self.seq, errors=closed)
+        if not context.claims.leave(action):
+            return Explanation(False, self.seq, reasons=("the token is for reading only",))
         last = self._rules.get(context.subject, _NOBODY).last_about(action, resource)
         facts = RightsContext(context.claims.cover(action, resource), last > 0, last < 0)
         try:
@@ -571,7 +573,7 @@ def _legible(record: Record, field: str) -> str | None:
     return normal(value) if isinstance(value, str) and value else None
 
 
-async def load_book(log: Log, settings: AccessSettings | None = None) -> AccessBook:
+async def load_book(log: ReadableLog, settings: AccessSettings | None = None) -> AccessBook:
     """
     The book as of the last access record in the log; closed if the log no longer has them all.
 

@@ -9,6 +9,7 @@ Who is asking, and what their token says they may do: made once from a token, an
 | ``spaces``, ``space_prefixes``                       | ``publish``, ``subscribe``, ``read`` | spaces    |
 | ``allowed_groups``, ``allowed_group_prefixes``       | ``join``, ``create``             | groups      |
 | ``roles``                                          | what policies give the role  |             |
+| ``read_only``                                      | takes: leaves ``read``, ``subscribe``, ``sync`` | everything |
 
 Every event is in a topic and in a space, and what is done to it takes the right on both. A token that names spaces is bound to
 them. One that has neither claim is not bound: what it may do to a topic it may do in every space. An empty list is a claim, and
@@ -35,6 +36,7 @@ ADMIN_ROLE: Final = "admin"
 _GROUP_ACTIONS: Final = frozenset({Action.JOIN, Action.CREATE})
 _BUS_ACTIONS: Final = frozenset({Action.PUBLISH, Action.SUBSCRIBE, Action.READ})
 _EVENT_ACTIONS: Final = _BUS_ACTIONS | {Action.SUBMIT, Action.SYNC}
+_READING: Final = frozenset({Action.READ, Action.SUBSCRIBE, Action.SYNC})
 
 
 class TokenClaims(msgspec.Struct, frozen=True, kw_only=True):
@@ -51,6 +53,8 @@ class TokenClaims(msgspec.Struct, frozen=True, kw_only=True):
     """Topic and group, with a slash between them."""
     group_prefixes: tuple[str, ...] = ()
     roles: frozenset[str] = frozenset()
+    is_read_only: bool = False
+    """Its bearer may change nothing, whatever roles, grants and policies say."""
     names_none_of: frozenset[ResourceKind] = frozenset()
     """Kinds that the token speaks of without naming any: then it is bound to nothing, and not to everything."""
 
@@ -70,6 +74,10 @@ class TokenClaims(msgspec.Struct, frozen=True, kw_only=True):
         if kind == ResourceKind.GROUP:
             return action in _GROUP_ACTIONS and _is_named(name, self.groups, self.group_prefixes)
         return False
+
+    def leave(self, action: Action) -> bool:
+        """Whether the claims let anything give this."""
+        return not self.is_read_only or action in _READING
 
     def binds(self, kind: ResourceKind) -> bool:
         """Whether the token says to which spaces, partitions or projects its rights on events extend."""

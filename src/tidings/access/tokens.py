@@ -210,6 +210,7 @@ class TokenPayload(msgspec.Struct, frozen=True, kw_only=True):
     allowed_groups: Names = []
     allowed_group_prefixes: Names = []
     roles: Names = []
+    read_only: bool = False
 
 
 _CLAIM_FIELDS: Final = {
@@ -279,7 +280,7 @@ def context_from(payload: TokenPayload, *, leeway_s: int, trust: str | None = No
             for kind, claimed in bounds.items()
             if any(each is not ABSENT for each in claimed) and not any(_given(each) for each in claimed)
         )
-        claims = TokenClaims(**named, names_none_of=names_none_of)
+        claims = TokenClaims(**named, is_read_only=payload.read_only, names_none_of=names_none_of)
         token_id = None if payload.jti is ABSENT else _text("jti", payload.jti)
     except InvalidChange as error:
         raise TokenInvalid(f"claim {error.field}: {error.problem}") from error
@@ -528,7 +529,9 @@ _CLAIM_OF: Final = {
 }
 
 
-def _claims_as_json(claims: TokenClaims) -> dict[str, list[str]]:
+def _claims_as_json(claims: TokenClaims) -> dict[str, Any]:
     given = {claim: getattr(claims, field) for claim, field in _CLAIM_FIELDS.items()}
-    shown = {name: sorted(normal(each) for each in names) for name, names in given.items() if names}
+    shown: dict[str, Any] = {name: sorted(normal(each) for each in names) for name, names in given.items() if names}
+    if claims.is_read_only:
+        shown["read_only"] = True
     return shown | {_CLAIM_OF[kind]: [] for kind in claims.names_none_of}

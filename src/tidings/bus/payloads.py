@@ -313,10 +313,11 @@ def event_of(topic: object, payload: object, type: str | None, space: str | None
     if not isinstance(topic, str):
         hint = "publish(Event(...)), or publish(topic, payload, type=..., space=...)"
         raise InvalidEvent("event", f"must be an Event or a topic, not {topic.__class__.__name__}", hint)
-    if space is None:
-        raise InvalidEvent("meta.space_id", "is missing", 'say whose data it is: space="shared:home"')
-    if type is None and not isinstance(topic, enum.Enum):
-        raise InvalidEvent("meta.type", "is missing", 'say what kind of event it is: type="ORDER_PLACED"')
+    is_typed = type is not None or isinstance(topic, enum.Enum)
+    if space is None or not is_typed:
+        missing = [*(() if is_typed else ("type",)), *(() if space is not None else ("space_id",))]
+        hint = 'say what kind of event it is, and whose data: type="ORDER_PLACED", space="shared:shop"'
+        raise InvalidEvent.missing(missing, hint)
     return Event(EventMeta(topic, type, space, **meta), as_payload(payload))
 
 

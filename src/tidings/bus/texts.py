@@ -7,9 +7,13 @@ the group's own failure. ``FailureLog`` logs failed attempts, and bounds how man
 
 from __future__ import annotations
 
+import asyncio
 import logging
+import os
 import traceback
 from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
 from typing import Final
 
 from tidings.core.clock import Clock
@@ -17,6 +21,8 @@ from tidings.log.record import Record
 
 logger = logging.getLogger("tidings.bus.failures")
 
+_PASSED_OVER: Final = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}")
+"""This package, and what runs its handlers."""
 _CHARS_MAX: Final = 4096
 _TRACEBACK_CHARS_MAX: Final = 8192
 _LOGGED_COUNT_MAX: Final = 10
@@ -72,16 +78,26 @@ def cut(text: object) -> str:
     return text if text.isascii() else text.encode(errors="backslashreplace").decode()
 
 
+def frames_of(error: BaseException) -> TracebackType | None:
+    """An error's traceback from the handler on, without the frames of this package that called it; all of it where the log shows details."""
+    frames = error.__traceback__
+    if logger.isEnabledFor(logging.DEBUG):
+        return frames
+    while frames is not None and frames.tb_frame.f_code.co_filename.startswith(_PASSED_OVER):
+        frames = frames.tb_next
+    return frames or error.__traceback__
+
+
 def traceback_of(error: BaseException) -> str:
-    """An error's traceback as Python prints it, of bounded length: its end, where the error was raised. Empty if it has none."""
+    """An error's traceback as Python prints it (``frames_of``), of bounded length: its end, where it was raised. Empty if it has none."""
     if error.__traceback__ is None:
         return ""
     try:
-        text = "".join(traceback.format_exception(error))
+        text = "".join(traceback.format_exception(type(error), error, frames_of(error)))
     except (SystemExit, KeyboardInterrupt):
         raise
     except BaseException:  # noqa: BLE001 - its text cannot be made
-        text = "".join(traceback.format_tb(error.__traceback__))
+        text = "".join(traceback.format_tb(frames_of(error)))
     text = text.encode(errors="backslashreplace").decode()
     if len(text) > _TRACEBACK_CHARS_MAX:
         text = f"... ({len(text) - _TRACEBACK_CHARS_MAX:,} characters left out)\n{text[-_TRACEBACK_CHARS_MAX:]}"
@@ -101,7 +117,7 @@ def _is_writable(error: BaseException) -> bool:
 
 class FailureLog:
     """
-    Logs a group's failed attempts with their tracebacks: a warning if the event is tried again, an error if it is dead-lettered.
+    Logs a group's failed attempts with their tracebacks (``frames_of``): a warning if the event is tried again, an error if it is dead-lettered.
 
     Of each kind at most ten in ten seconds are logged; the next one that is says how many were not. Of events of encrypted spaces
     only the error's type is logged, as its text may quote the payload.
@@ -160,5 +176,5 @@ class FailureLog:
             kind_of(error).rpartition(".")[2],
             said,
             more,
-            exc_info=error if is_writable else None,
+            exc_info=(type(error), error, frames_of(error)) if is_writable else None,
         )

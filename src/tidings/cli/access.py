@@ -294,7 +294,7 @@ NameArgument = Annotated[str, typer.Argument(metavar="NAME", help="What the poli
 FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Cedar text; - is stdin.")]
 
 
-@command(policy_app, "check", examples="tidings policy check editors.cedar")
+@command(policy_app, "check", has_workspace=False, examples="tidings policy check editors.cedar")
 async def check(session: Session, file: FileArgument) -> None:
     """Say whether a policy could be put into force: its syntax, its names, its types. Nothing is stored."""
     from tidings.access.policies import check_policy
@@ -371,7 +371,7 @@ async def dismiss(
     _show_policy_change(session, done, f"the record at seq {seq} means nothing")
 
 
-@command(policy_app, "list", examples="tidings policy list\ntidings policy list --json | jq .text")
+@command(policy_app, "list", asks_node=True, examples="tidings policy list\ntidings policy list --json | jq .text")
 async def list_policies(session: Session) -> None:
     """Show the policies in force, and what is wrong with access records. Exit code 1 if everything is denied because of that."""
     from tidings.access.book import load_book
@@ -398,6 +398,7 @@ async def list_policies(session: Session) -> None:
 @command(
     policy_app,
     "explain",
+    asks_node=True,
     examples="""
         tidings policy explain sync partition:home-1 --subject alice
         tidings policy explain publish topic:news --subject eve --role editor

@@ -8,17 +8,15 @@ errors of the same code. In the files the tool is trusted, as whoever may write 
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final, NamedTuple, Protocol
-from urllib.parse import quote, urlencode
+from typing import Any, Final, Protocol
+from urllib.parse import quote
 
 import msgspec
 
-from tidings.access.administration import Request, send
 from tidings.access.audit import audited_drops
 from tidings.access.errors import NodeRefused
 from tidings.bus.admin import DeadLetterVerb, GroupAdmin, GroupChange, GroupDetails, GroupReport, SeekTarget
@@ -32,17 +30,16 @@ from tidings.log.interface import Appended, Duplicate, Log, Query, Refused, Verd
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
 from tidings.pipeline.state_files import load_archived
-from tidings.server.address import NodeAddress, read_address, read_token
+from tidings.server.address import NodeAddress, read_address
 from tidings.wire.events import event_to_wire
 
+from .node_log import NodeTarget
 from .output import UsageProblem
-from .session import Session, confirm, encryptor_of, user_audit
+from .session import Session, confirm, encryptor_of, refuse_keys, user_audit
 
 _EVENTS_PER_REQUEST_MAX: Final = 200
 _REQUEST_BYTES_MAX: Final = 1 << 20
-_UNAUTHORIZED: Final = 401
 _TOO_LARGE: Final = 413
-_TOKENS_HINT: Final = "what was shown is --token, else TIDINGS_TOKEN, else the context's token or the dev node's own"
 
 
 class Administration(Protocol):
@@ -153,31 +150,6 @@ class _Files:
             async with user_audit().of(log, "retention", audited_drops(plan), frees_space=True):
                 plan = await log.drop(plan, self._store)
         return plan
-
-
-class NodeTarget(NamedTuple):
-    """A node to ask, and what to show it."""
-
-    address: NodeAddress
-    token: str | None
-
-    async def ask(self, method: str, path: str, body: object = None, **query: object) -> dict[str, Any]:
-        """
-        The node's answer; of the query what is not ``None`` is asked.
-
-        Raises:
-            NodeUnreachable, NodeRefused: It did not do it.
-        """
-        given = {name: value for name, value in query.items() if value is not None}
-        where = f"{path}?{urlencode(given, doseq=True)}" if given else path
-        data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
-        request = Request(method, where, data)
-        try:
-            return await asyncio.to_thread(send, self.address.url, request, self.token, self.address.certificate)
-        except NodeRefused as error:
-            if error.status == _UNAUTHORIZED and self.token is not None:
-                error.hint = _TOKENS_HINT
-            raise
 
 
 class _Node:
@@ -301,9 +273,9 @@ async def looking(
     """
     if session.node is not None:
         refuse_keys(session.node, key_file)
-        yield _Node(target_of(session, session.node))
+        yield _Node(session.target(session.node))
         return
-    async with session.reading() as log:
+    async with session.following() as log:
         yield _Files(session, log, store_of(session, log, offsets_key=offsets_key, key_file=key_file))
 
 
@@ -365,7 +337,7 @@ def node_of(session: Session) -> NodeTarget | None:
         NodeUnreachable: It does not answer.
     """
     address = node_address_of(session)
-    return None if address is None else target_of(session, address)
+    return None if address is None else session.target(address)
 
 
 def node_address_of(session: Session) -> NodeAddress | None:
@@ -397,34 +369,6 @@ def running_node_of(session: Session) -> NodeTarget:
             "start one with `tidings serve --dev`, or name one with --node",
         )
     return node
-
-
-def target_of(session: Session, address: NodeAddress) -> NodeTarget:
-    """The node at this address with what there is to show it. Raises as ``node_of`` does."""
-    token = session.token
-    if token is None and session.node is None:
-        token = read_token(session.workspace)
-    if token is None:
-        try:  # one whose access is open knows everybody
-            send(address.url, Request("GET", "/v1/whoami", b""), None, address.certificate)
-        except NodeRefused:
-            raise UsageProblem(
-                f"the node at {address.url} wants a token, and there is none to show",
-                "give a token that may do this by TIDINGS_TOKEN or --token",
-            ) from None
-    return NodeTarget(address, token)
-
-
-def refuse_keys(address: NodeAddress, key_file: Path | None) -> None:
-    """
-    Make sure that no key file was given for what a node does.
-
-    Raises:
-        UsageProblem: One was.
-    """
-    if key_file is not None:
-        hint = "leave out --key-file and TIDINGS_KEY_FILE"
-        raise UsageProblem(f"the node at {address.url} seals and opens with its own keys", hint)
 
 
 def store_of(

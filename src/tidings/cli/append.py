@@ -37,6 +37,8 @@ LINE_BYTES_MAX: Final = 80 << 20
 """The largest payload that any settings allow, and room for its envelope."""
 _BLOCK_BYTES: Final = 256 << 10
 _BLOCKS_AHEAD_MAX: Final = 4
+_GIVEN_BY: Final = {"topic": "TOPIC", "type": "--type TYPE", "space_id": "--space SPACE"}
+"""What every event has, and how the command line says it."""
 _RECORD_KEYS: Final = frozenset({"crc", "offset", "seq", "meta", "payload"})
 
 
@@ -88,7 +90,7 @@ class LineSplitter:
 class Defaults(NamedTuple):
     """What the command line says about every event."""
 
-    topic: str
+    topic: str | None = None
     type: str | None = None
     space_id: str | None = None
     event_id: str | None = None
@@ -138,9 +140,10 @@ def _meta_of(given: dict[str, Any], defaults: Defaults) -> EventMeta:
     for name, value in defaults._asdict().items():
         if value is not None and name not in meta:
             meta[name] = value
-    for name, option in (("type", "--type"), ("space_id", "--space")):
-        if name not in meta:
-            raise InvalidEvent(f"meta.{name}", "is missing", hint=f"give it in the line or with {option}")
+    if missing := [name for name in _GIVEN_BY if name not in meta]:
+        raise InvalidEvent.missing(
+            missing, f"say it in the line, or with {' '.join(_GIVEN_BY[name] for name in missing)}"
+        )
     return EventMeta(**meta)
 
 
@@ -246,8 +249,8 @@ def _verdict_dict(topic: str, verdict: Verdict) -> dict[str, Any]:
 async def append(
     session: Session,
     topic: Annotated[
-        str, typer.Argument(metavar="TOPIC", help="Where to store what does not name a topic of its own.")
-    ],
+        str | None, typer.Argument(metavar="TOPIC", help="Where to store what does not name a topic of its own.")
+    ] = None,
     source: Annotated[str | None, typer.Argument(metavar="-", help="- reads JSON Lines from stdin.")] = None,
     *,
     type_: Annotated[str | None, typer.Option("--type", metavar="TYPE", help="What kind of event it is.")] = None,
@@ -277,6 +280,8 @@ async def append(
     over the options. A line that is refused is reported with its number and does not stop the others; the
     exit code is then 1.
     """
+    if topic == "-" and source is None:
+        topic, source = None, "-"
     if source not in (None, "-"):
         raise UsageProblem(f"{source!r} is not understood; only - may follow the topic", "use --file for a file")
     if sum(given is not None for given in (payload, file, source)) != 1:
@@ -298,7 +303,7 @@ async def append(
     if payload is not None:
         event = event_of(payload.encode(errors="surrogateescape"), defaults, "--payload")
         async with changing(session, key_file=key_file, may_create=True) as admin:
-            _show_verdict(session.out, topic, await admin.append(event))
+            _show_verdict(session.out, str(event.meta.topic), await admin.append(event))
         return
     with _opened(None if source == "-" or str(file) == "-" else file) as (stream, size):
         async with changing(session, key_file=key_file, may_create=True) as admin:
@@ -360,4 +365,4 @@ async def _append_batch(
         if isinstance(draft, Event):
             report.add(number, str(draft.meta.topic), next(verdicts))
         else:
-            report.add(number, defaults.topic, Refused(draft))
+            report.add(number, defaults.topic or "", Refused(draft))

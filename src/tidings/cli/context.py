@@ -9,8 +9,8 @@ import msgspec
 import typer
 
 from .context_file import (
-    Context,
     Contexts,
+    SavedNode,
     checked_name,
     checked_url,
     contexts_path,
@@ -63,7 +63,7 @@ def add(
     if certificate is not None:
         certificate.read_bytes()  # a wrong path is said now
     kept = load_contexts()
-    context = Context(checked_url(url), token, None if certificate is None else str(certificate.absolute()))
+    context = SavedNode(checked_url(url), token, None if certificate is None else str(certificate.absolute()))
     current = name if is_used else kept.current
     save_contexts(Contexts({**kept.contexts, name: context}, current))
     done = _shown(name, context, is_current=current == name)
@@ -117,7 +117,7 @@ def remove(session: Session, name: NameArgument) -> None:
     session.out.result({"removed": name}, f"context {name} is forgotten")
 
 
-def _shown(name: str, context: Context, *, is_current: bool) -> dict[str, object]:
+def _shown(name: str, context: SavedNode, *, is_current: bool) -> dict[str, object]:
     return {
         "context": name,
         "url": context.url,

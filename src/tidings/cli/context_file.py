@@ -6,6 +6,7 @@ The file is for its owner's eyes (0600) and replaced as a whole; tokens are neve
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 from pathlib import Path
@@ -17,13 +18,15 @@ import typer
 
 from tidings.server.address import NodeAddress
 
+from .node_log import Token
 from .output import FileUnusable, UsageProblem
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _BYTES_MAX: Final = 1 << 20
+_TOKEN_VARIABLE: Final = "TIDINGS_TOKEN"
 
 
-class Context(msgspec.Struct, frozen=True, omit_defaults=True):
+class SavedNode(msgspec.Struct, frozen=True, omit_defaults=True):
     """A node, and what to show it."""
 
     url: str
@@ -40,10 +43,10 @@ class Context(msgspec.Struct, frozen=True, omit_defaults=True):
 class Contexts(msgspec.Struct, frozen=True, omit_defaults=True):
     """All of them, and which is in use."""
 
-    contexts: dict[str, Context] = {}
+    contexts: dict[str, SavedNode] = {}
     current: str | None = None
 
-    def named(self, name: str) -> Context:
+    def named(self, name: str) -> SavedNode:
         """
         One of them.
 
@@ -128,7 +131,16 @@ def save_contexts(contexts: Contexts) -> None:
         fresh.unlink(missing_ok=True)
 
 
-def chosen_node(given: str | None, token: str | None, *, has_workspace: bool) -> tuple[NodeAddress | None, str | None]:
+def is_context_in_use() -> bool:
+    """Whether one is; not if the file cannot be read."""
+    with contextlib.suppress(FileUnusable):
+        return load_contexts().current is not None
+    return False
+
+
+def chosen_node(
+    given: str | None, token: str | None, *, has_workspace: bool
+) -> tuple[NodeAddress | None, Token | None]:
     """
     The node that a command line asks for, and the token to show; no node where it asks for a workspace.
 
@@ -137,13 +149,20 @@ def chosen_node(given: str | None, token: str | None, *, has_workspace: bool) ->
         token: What ``--token`` or ``TIDINGS_TOKEN`` says; it goes before the context's own.
         has_workspace: Whether the command line names a workspace: then the context in use does not count.
     """
+    shown = None
+    if token is not None:
+        is_from_environment = token == os.environ.get(_TOKEN_VARIABLE)  # noqa: TID251 - where the option looks, too
+        shown = Token(token, _TOKEN_VARIABLE if is_from_environment else "that of --token")
     if given is not None and "://" in given:
-        return NodeAddress(url=checked_url(given), pid=0), token
+        return NodeAddress(url=checked_url(given), pid=0), shown
     if given is None and has_workspace:
-        return None, token
-    contexts = load_contexts()
-    name = given if given is not None else contexts.current
+        return None, shown
+    kept = load_contexts()
+    name = given if given is not None else kept.current
     if name is None:
-        return None, token
-    context = contexts.named(name)
-    return context.address, token or context.token
+        return None, shown
+    saved = kept.named(name)
+    own = None if saved.token is None else Token(saved.token, f"the context {name}'s")
+    if shown is not None and own is not None:
+        shown = shown._replace(instead=f"{own.origin} own is shown without it")
+    return saved.address, shown or own

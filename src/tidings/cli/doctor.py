@@ -44,7 +44,7 @@ _TIME_ERROR: Final = 5
 _PIPELINE: Final = "pipeline"
 
 
-class Finding(NamedTuple):
+class CheckResult(NamedTuple):
     """What was found about one thing."""
 
     check: str
@@ -78,11 +78,11 @@ async def doctor(
         *_contexts(),
     ]
     session.out.listing(
-        "Findings",
+        "Checks",
         ("", "check", "found"),
         findings,
         lambda each: ({"ok": "ok", "warning": "!", "problem": "PROBLEM"}[each.state], each.check, each.found),
-        Finding._asdict,
+        CheckResult._asdict,
         empty="nothing was looked at",
     )
     for each in findings:
@@ -92,30 +92,30 @@ async def doctor(
         raise typer.Exit(ExitCode.PROBLEM)
 
 
-def _installation() -> Iterator[Finding]:
+def _installation() -> Iterator[CheckResult]:
     about = f"tidings {__version__} on Python {platform.python_version()}, {platform.system()} {platform.machine()}"
-    yield Finding("version", "ok", about)
+    yield CheckResult("version", "ok", about)
     if IS_COMPILED:
-        yield Finding("compiled part", "ok", "in use")
+        yield CheckResult("compiled part", "ok", "in use")
     else:
-        yield Finding(
+        yield CheckResult(
             "compiled part", "warning", "not there: publishing is slower", "install again where there is a C compiler"
         )
     for extra in sorted(set(EXTRAS.values())):
         missing = sorted(name for name, of in EXTRAS.items() if of == extra and importlib.util.find_spec(name) is None)
         if missing:
-            yield Finding(
+            yield CheckResult(
                 f"extra {extra}",
                 "ok",
                 f"not installed ({', '.join(missing)})",
                 f"if you need it: {install_line(extra)}",
             )
         else:
-            yield Finding(f"extra {extra}", "ok", "installed")
+            yield CheckResult(f"extra {extra}", "ok", "installed")
 
 
-async def _workspace(session: Session) -> list[Finding]:
-    folder, findings = session.workspace, list[Finding]()
+async def _workspace(session: Session) -> list[CheckResult]:
+    folder, findings = session.workspace, list[CheckResult]()
     try:
         async with session.reading() as log:
             position, newest = (
@@ -132,12 +132,12 @@ async def _workspace(session: Session) -> list[Finding]:
             )
     except WorkspaceMissing:
         if folder.exists() and not folder.is_dir():
-            return [Finding("workspace", "problem", f"{folder} is no folder", "name another with --workspace")]
-        findings.append(Finding("workspace", "ok", f"{folder} is not there yet; the first event makes it"))
+            return [CheckResult("workspace", "problem", f"{folder} is no folder", "name another with --workspace")]
+        findings.append(CheckResult("workspace", "ok", f"{folder} is not there yet; the first event makes it"))
         return findings
     except (TidingsError, OSError) as error:
         hint = getattr(error, "hint", None) or "see what `tidings log verify` finds"
-        findings.append(Finding("workspace", "problem", f"{folder} cannot be opened: {error}", hint))
+        findings.append(CheckResult("workspace", "problem", f"{folder} cannot be opened: {error}", hint))
         return findings
     writer, address = session.writer(), read_address(folder)
     holder = (
@@ -147,11 +147,11 @@ async def _workspace(session: Session) -> list[Finding]:
         if address is None
         else f"held by the node at {address.url}"
     )
-    findings.append(Finding("workspace", "ok", f"{folder}: through seq {position.seq}, {holder}"))
+    findings.append(CheckResult("workspace", "ok", f"{folder}: through seq {position.seq}, {holder}"))
     now = datetime_of(session.clock.now_ns()).isoformat()
     if newest is not None and newest > now:
         findings.append(
-            Finding(
+            CheckResult(
                 "clock and log",
                 "problem",
                 f"the newest record was written at {newest}, which is later than now",
@@ -161,7 +161,7 @@ async def _workspace(session: Session) -> list[Finding]:
     if not all(os.access(each, os.W_OK) for each in (folder, session.layout.lock)):
         owner = folder.stat().st_uid
         findings.append(
-            Finding(
+            CheckResult(
                 "permissions",
                 "problem",
                 f"{folder} belongs to uid {owner}, and you cannot write it",
@@ -171,44 +171,44 @@ async def _workspace(session: Session) -> list[Finding]:
     else:
         is_open = bool(stat.S_IMODE(folder.stat().st_mode) & stat.S_IWOTH)
         findings.append(
-            Finding("permissions", "warning", "everybody may write the folder", f"chmod o-w {folder}")
+            CheckResult("permissions", "warning", "everybody may write the folder", f"chmod o-w {folder}")
             if is_open
-            else Finding("permissions", "ok", "you can write it, others cannot")
+            else CheckResult("permissions", "ok", "you can write it, others cannot")
         )
     return findings
 
 
-def _disk(session: Session) -> Iterator[Finding]:
+def _disk(session: Session) -> Iterator[CheckResult]:
     folder = nearest_folder(session.workspace)
     kind, usage = _file_system(folder), shutil.disk_usage(folder)
     free = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free"
     if usage.free < _FREE_BYTES_MIN:
-        yield Finding(
+        yield CheckResult(
             "free space", "warning", free, "make room: `tidings log retention --max-age-days 30` shows what may go"
         )
     else:
-        yield Finding("free space", "ok", free)
+        yield CheckResult("free space", "ok", free)
     try:
         times_ns = sync_times_ns(folder, session.clock.monotonic, _SYNC_COUNT)
     except OSError as error:
-        yield Finding(
+        yield CheckResult(
             "sync", "problem", f"no file can be written in {folder}: {error.strerror}", "run as the folder's owner"
         )
         return
     took = f"{median(times_ns) / 1e6:.2f} ms in the middle of {len(times_ns)}, on {kind}"
     if kind in _NOT_A_DISK:
-        yield Finding(
+        yield CheckResult(
             "sync",
             "warning",
             took,
             f"{kind} is no disk of this machine: what is acknowledged may not survive a power cut",
         )
     elif median(times_ns) < _HONEST_SYNC_NS:
-        yield Finding(
+        yield CheckResult(
             "sync", "warning", took, "no disk is that fast: something in between says that it is stored before it is"
         )
     else:
-        yield Finding("sync", "ok", f"{took}: as long as a disk takes")
+        yield CheckResult("sync", "ok", f"{took}: as long as a disk takes")
 
 
 def nearest_folder(folder: Path) -> Path:
@@ -252,22 +252,22 @@ def _file_system(folder: Path) -> str:
     return kinds.get(str(folder), "an unknown file system")
 
 
-def _clock() -> Finding:
+def _clock() -> CheckResult:
     try:
         state = ctypes.CDLL(None).adjtimex(ctypes.create_string_buffer(512))  # modes 0: asks, and sets nothing
     except (OSError, AttributeError):
-        return Finding("clock", "ok", "whether it is kept right cannot be asked here")
+        return CheckResult("clock", "ok", "whether it is kept right cannot be asked here")
     if state == _TIME_ERROR:
-        return Finding(
+        return CheckResult(
             "clock",
             "warning",
             "nobody keeps it right",
             "start a time service such as chrony: times of records come from this clock",
         )
-    return Finding("clock", "ok", "kept right by a time service")
+    return CheckResult("clock", "ok", "kept right by a time service")
 
 
-def _port(session: Session, port: int) -> Finding:
+def _port(session: Session, port: int) -> CheckResult:
     address = read_address(session.workspace)
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -275,17 +275,17 @@ def _port(session: Session, port: int) -> Finding:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
             if address is not None and address.url.endswith(f":{port}") and session.writer() is not None:
-                return Finding("port", "ok", f"{port} has this workspace's node")
-            return Finding(
+                return CheckResult("port", "ok", f"{port} has this workspace's node")
+            return CheckResult(
                 "port",
                 "warning",
                 f"{port}: {error.strerror}",
                 "give a node another one: `tidings serve --port 0` takes a free one",
             )
-    return Finding("port", "ok", f"{port} is free")
+    return CheckResult("port", "ok", f"{port} is free")
 
 
-def _java() -> Iterator[Finding]:
+def _java() -> Iterator[CheckResult]:
     if any(of == _PIPELINE and importlib.util.find_spec(name) is None for name, of in EXTRAS.items()):
         return  # without the extra nothing needs one
     from tidings.pipeline.java import find_java
@@ -294,19 +294,19 @@ def _java() -> Iterator[Finding]:
         try:
             found = find_java(os.environ, Path(cache))  # noqa: TID251 - where a pipeline run looks for it
         except TidingsError as error:
-            yield Finding("java", "warning", error.describe(), f"{error.hint}; only the pipeline needs it")
+            yield CheckResult("java", "warning", error.describe(), f"{error.hint}; only the pipeline needs it")
         else:
-            yield Finding("java", "ok", f"version {found.version}, by {found.origin}")
+            yield CheckResult("java", "ok", f"version {found.version}, by {found.origin}")
 
 
-def _open_files() -> Finding:
+def _open_files() -> CheckResult:
     limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     if limit < _FILES_MIN:
-        return Finding("open files", "warning", f"at most {limit}", f"allow {_FILES_MIN} or more: ulimit -n 8192")
-    return Finding("open files", "ok", f"at most {limit}")
+        return CheckResult("open files", "warning", f"at most {limit}", f"allow {_FILES_MIN} or more: ulimit -n 8192")
+    return CheckResult("open files", "ok", f"at most {limit}")
 
 
-def _contexts() -> Iterator[Finding]:
+def _contexts() -> Iterator[CheckResult]:
     path = contexts_path()
     if path.exists() and stat.S_IMODE(path.stat().st_mode) & 0o077:
-        yield Finding("contexts", "problem", f"{path} holds tokens, and others may read it", f"chmod 600 {path}")
+        yield CheckResult("contexts", "problem", f"{path} holds tokens, and others may read it", f"chmod 600 {path}")

@@ -39,7 +39,7 @@ def errors(
             "Errors",
             ("code", "meaning"),
             [known[each] for each in sorted(known)],
-            lambda each: (each["code"], each["meaning"]),
+            lambda each: (each["code"], each["meaning"].partition(". ")[0].rstrip(".")),
             empty="there are none",
         )
         return

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final
 
 _RECORD: Final = "lines: offset seq meta payload"
+_LOG: Final = "epoch records bytes segments first_seq last_seq oldest newest topics"
 _CHANGE: Final = "one: topic group carried_out changes committed acknowledged_early next_offset redelivered skipped problem audit_seq"
 _GROUP: Final = (
     "topic group state committed next_offset lag acknowledged_early failed_attempts paused oldest_unacked_age_s"
@@ -81,13 +82,12 @@ ANSWERS: Final[dict[str, str]] = {
     "key create": "one: file",
     "key shred": "one: file space_id shredded",
     "log append": "lines: line? verdict topic offset seq event_id | line verdict error | summary",
-    "log export": f"one: file epoch since until records bytes sha256 | {_RECORD.partition(': ')[2]}",
+    "log export": "one: file epoch since until records bytes sha256 | offset? seq? meta payload",
     "log read": _RECORD,
     "log repair": "one: plan carried_out result?",
     "log retention": "one: carried_out segments records freed_bytes decisions",
     "log stats": (
-        "one: workspace format layout epoch created_at records bytes segments first_seq last_seq oldest newest writer index"
-        " journal_bytes aside_bytes topics"
+        f"one: workspace format layout created_at writer index journal_bytes aside_bytes {_LOG} | node {_LOG}"
     ),
     "log tail": _RECORD,
     "log verify": (

@@ -28,7 +28,7 @@ KeyFileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="The key f
 SpaceArgument = Annotated[str, typer.Argument(metavar="SPACE", help="Whose keys.")]
 
 
-@command(key_app, "create", examples="tidings key create keys.json")
+@command(key_app, "create", has_workspace=False, examples="tidings key create keys.json")
 async def create(session: Session, file: KeyFileArgument) -> None:
     """
     Make a key file without keys, readable by its owner only.
@@ -39,7 +39,7 @@ async def create(session: Session, file: KeyFileArgument) -> None:
     session.out.result({"file": str(file)}, as_typed(f"made {file}; add a key with `tidings key add {file} SPACE`"))
 
 
-@command(key_app, "add", examples="tidings key add keys.json shared:home")
+@command(key_app, "add", has_workspace=False, examples="tidings key add keys.json shared:home")
 async def add(session: Session, file: KeyFileArgument, space: SpaceArgument) -> None:
     """
     Give a space a new key, which seals from now on.
@@ -136,6 +136,7 @@ def _names(option: str, metavar: str, text: str) -> Any:
     "issue",
     examples="""
         tidings token issue alice --client-id phone --partition home-1 --expires-in 12h
+        tidings token issue browser --topic orders --read-only
         tidings token issue root --role admin --secret-file secret.txt
         tidings token issue worker --topic-prefix orders. --signing-key key.json --audience tidings
     """,
@@ -169,6 +170,9 @@ async def issue(
         list[str] | None, _names("--group-prefix", "TEXT", "All groups that begin like this, as `orders/`.")
     ] = None,
     role: Annotated[list[str] | None, _names("--role", "NAME", "A role; `admin` may do everything.")] = None,
+    is_read_only: Annotated[
+        bool, typer.Option("--read-only", help="To read, subscribe and sync only, whatever else its subject may do.")
+    ] = False,
     expires_in: Annotated[
         str, typer.Option("--expires-in", metavar="SPAN", help="How long it is valid: 90s, 15m, 2h, 7d, 4w.")
     ] = "1h",
@@ -201,6 +205,7 @@ async def issue(
             groups=_set("--group", group),
             group_prefixes=tuple(sorted(_set("--group-prefix", group_prefix))),
             roles=_set("--role", role),
+            is_read_only=is_read_only,
         )
     signing_key = None if key_file is None else _json_of(key_file)
     settings = TokenSettings(
@@ -224,7 +229,12 @@ async def issue(
         session.out.note(f"for {subject}, until {_time(payload['exp'])}, id {payload['jti']}")
 
 
-@command(token_app, "show", examples='tidings token show "$TOKEN"\ntidings token show - --secret-file secret.txt')
+@command(
+    token_app,
+    "show",
+    has_workspace=False,
+    examples='tidings token show "$TOKEN"\ntidings token show - --secret-file secret.txt',
+)
 async def show_token(
     session: Session,
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token; - reads it from stdin.")],

@@ -19,7 +19,7 @@ import msgspec
 from tidings.server.address import NodeAddress
 from tidings.wire.steward import frames, requests
 
-from .administration import node_address_of, target_of
+from .administration import node_address_of
 from .output import UsageProblem
 from .session import Session, read_text
 
@@ -81,7 +81,7 @@ def _client(session: Session, address: NodeAddress, capabilities: Sequence[str])
 
     if session.token is None and address.steward is not None:
         return LedgerClient.unix(address.steward, capabilities=capabilities, patience_s=0)
-    node = target_of(session, address)
+    node = session.target(address)
     context = trusting(address)
     return LedgerClient(address.url, token=node.token, capabilities=capabilities, ssl_context=context, patience_s=0)
 

@@ -22,16 +22,14 @@ import typer
 from tidings.core.names import check_topic
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.errors import SealedPayload
-from tidings.log.interface import Log, Query, TopicInfo
+from tidings.log.interface import Query, ReadableLog, TopicInfo
 from tidings.log.reading import last as last_records
 from tidings.log.reading import records
 from tidings.log.reading import tail as tail_records
 from tidings.log.record import Record
 
-from .administration import NodeTarget, refuse_keys, target_of
 from .append import app as append_app
 from .maintenance import app as maintenance_app
-from .node_reading import check_topic_there, follow, last_of, records_of
 from .output import Output, UsageProblem, human_bytes
 from .session import AnyTopicArgument, KeyFileOption, Session, TopicArgument, command, known_topic, parse_time
 
@@ -99,17 +97,11 @@ async def read(
         from_time=None if from_time is None else parse_time("--from-time", from_time, session.clock),
         to_time=None if to_time is None else parse_time("--to-time", to_time, session.clock),
     )
-    async with _reading(session, key_file) as log:
-        if isinstance(log, NodeTarget):
-            if topic is not None:
-                await check_topic_there(log, topic)
-            found = last_of(log, last, query) if last is not None else records_of(log, query)
-        else:
-            if topic is not None:
-                known_topic(log, topic)
-            found = _last(log, last, query) if last is not None else records(log, query)
+    async with session.reading(key_file) as log:
+        if topic is not None:
+            known_topic(log, topic)
         count = 0
-        async for record in found:
+        async for record in _last(log, last, query) if last is not None else records(log, query):
             if limit is not None and count >= limit:
                 break
             _show_record(session.out, record, is_raw=is_raw)
@@ -149,28 +141,13 @@ async def tail(
     if is_from_start and last is not None:
         raise UsageProblem("--from-start and --last are two places to begin; give one")
     query = Query(topic=None if topic is None else check_topic(topic), partitions=tuple(partition or ()))
-    async with _reading(session, key_file) as log:
-        if isinstance(log, NodeTarget):
-            found = follow(log, query, is_from_start=is_from_start, last=last or 0)
-        else:
-            found = _follow(log, query, is_from_start, last or 0)
-        async for record in found:
+    async with session.reading(key_file) as log:
+        async for record in _follow(log, query, is_from_start, last or 0):
             _show_record(session.out, record, is_raw=is_raw)
             session.out.flush()
 
 
-@contextlib.asynccontextmanager
-async def _reading(session: Session, key_file: Path | None) -> AsyncIterator[Log | NodeTarget]:
-    """The log's files, or the node that was named."""
-    if session.node is None:
-        async with session.reading(key_file) as log:
-            yield log
-        return
-    refuse_keys(session.node, key_file)
-    yield target_of(session, session.node)
-
-
-async def _follow(log: Log, query: Query, is_from_start: bool, last: int) -> AsyncIterator[Record]:
+async def _follow(log: ReadableLog, query: Query, is_from_start: bool, last: int) -> AsyncIterator[Record]:
     """The records to begin with, then every later one: the border is a seq, so none is missed or shown twice."""
     if is_from_start:
         async for record in tail_records(log, query):
@@ -185,7 +162,7 @@ async def _follow(log: Log, query: Query, is_from_start: bool, last: int) -> Asy
         yield record
 
 
-async def _last(log: Log, count: int, query: Query) -> AsyncIterator[Record]:
+async def _last(log: ReadableLog, count: int, query: Query) -> AsyncIterator[Record]:
     for record in await last_records(log, count, query.topic, query.partitions):
         yield record
 
@@ -207,6 +184,7 @@ class _LineFormat(enum.StrEnum):
 @command(
     app,
     "export",
+    asks_node=True,
     examples="""
             tidings log export -o everything.jsonl
             tidings log export --topic demo --since 1000 --until 2000
@@ -236,7 +214,8 @@ async def export(
     Write a range of the log, the same bytes every time for the same range.
 
     Lines come in seq order. Without --key-file sealed payloads stay sealed; the events format refuses them,
-    as nobody could append them. If records of the range were dropped already, nothing is written.
+    as nobody could append them. If records of the range were dropped already, nothing is written. Through a node the export holds what its
+    token may read.
     """
     async with session.reading(key_file) as log:
         if topic is not None:
@@ -310,9 +289,13 @@ def _show_export(out: Output, path: Path | None, summary: dict[str, Any]) -> Non
     )
 
 
-@command(app, "stats", examples="tidings log stats\ntidings log stats --json | jq .last_seq")
+@command(app, "stats", asks_node=True, examples="tidings log stats\ntidings log stats --json | jq .last_seq")
 async def stats(session: Session) -> None:
-    """Show what the log holds: topics, records, sizes, seqs, times, its writer, its index and its journal."""
+    """
+    Show what the log holds: topics, records, sizes, seqs, times; of one in files also its writer, its index and its journal.
+
+    Through a node it is what its token may read.
+    """
     found = await gather_stats(session)
     if session.out.is_json:
         session.out.json(found)
@@ -322,19 +305,14 @@ async def stats(session: Session) -> None:
 
 async def gather_stats(session: Session) -> dict[str, Any]:
     """The numbers, as plain values. For a log that this process does not have open."""
-    index = _index_stats(session)
-    layout = session.layout
-    async with session.reading() as log:
+    of_files = {} if session.node is not None else _file_stats(session)
+    async with session.reading(has_segments=True) as log:
         position, infos = log.position, log.topics().values()
-    meta = layout.read_meta(OsDisk())
     topics = [topic_facts(info) for info in infos]
     segments = [segment for info in infos for segment in info.segments if segment.lines]
     return {
-        "workspace": str(session.workspace),
-        "format": meta.format,
-        "layout": meta.layout,
+        **({} if session.node is None else {"node": session.node.url}),
         "epoch": position.epoch,
-        "created_at": meta.created_at,
         "records": sum(topic["records"] for topic in topics),
         "bytes": sum(topic["bytes"] for topic in topics),
         "segments": sum(topic["segments"] for topic in topics),
@@ -342,11 +320,33 @@ async def gather_stats(session: Session) -> dict[str, Any]:
         "last_seq": position.seq,
         "oldest": min((segment.first_written_at for segment in segments), default=None),
         "newest": max((segment.last_written_at for segment in segments), default=None),
+        **of_files,
+        "topics": topics,
+    }
+
+
+def _file_stats(session: Session) -> dict[str, Any]:
+    """What the files tell beside the records. Before the log is opened: LMDB allows one handle of the index a process."""
+    layout, settings = session.layout, session.settings()
+    meta = layout.read_meta(OsDisk())
+    with session.index() as index:
+        found = None if index is None else index.stats()
+    return {
+        "workspace": str(session.workspace),
+        "format": meta.format,
+        "layout": settings.layout,
+        "created_at": meta.created_at,
         "writer": session.writer(),
-        "index": index,
+        "index": None
+        if found is None
+        else {
+            "covers": found.covers,
+            "entries": found.entries,
+            "partitions": found.partitions,
+            "bytes": found.size_bytes,
+        },
         "journal_bytes": _bytes_below(layout.journal),
         "aside_bytes": _bytes_below(layout.aside),
-        "topics": topics,
     }
 
 
@@ -369,22 +369,22 @@ def topic_facts(info: TopicInfo) -> dict[str, Any]:
 
 def show_stats(out: Output, found: dict[str, Any]) -> None:
     """The numbers, for people."""
-    index = found["index"]
-    covers = "none yet" if index is None else f"through seq {index['covers']}, {index['entries']} entries"
-    out.facts(
-        f"Log in {found['workspace']}",
-        [
-            ("records", f"{found['records']} in {len(found['topics'])} topics, {found['segments']} segments"),
-            ("size", human_bytes(found["bytes"])),
-            ("seq", f"{found['first_seq']} to {found['last_seq']}"),
-            ("written", f"{found['oldest'] or '-'} to {found['newest'] or '-'}"),
-            ("epoch", found["epoch"]),
+    facts = [
+        ("records", f"{found['records']} in {len(found['topics'])} topics, {found['segments']} segments"),
+        ("size", human_bytes(found["bytes"])),
+        ("seq", f"{found['first_seq']} to {found['last_seq']}"),
+        ("written", f"{found['oldest'] or '-'} to {found['newest'] or '-'}"),
+        ("epoch", found["epoch"]),
+    ]
+    if "workspace" in found:
+        index = found["index"]
+        facts += [
             ("writer", found["writer"] or "none"),
-            ("index", covers),
+            ("index", "none yet" if index is None else f"through seq {index['covers']}, {index['entries']} entries"),
             ("journal", human_bytes(found["journal_bytes"])),
             *([("set aside", human_bytes(found["aside_bytes"]))] if found["aside_bytes"] else []),
-        ],
-    )
+        ]
+    out.facts(f"Log in {found['workspace']}" if "workspace" in found else f"Log at {found['node']}", facts)
     show_topics(out, found["topics"])
 
 
@@ -406,20 +406,6 @@ def show_topics(out: Output, topics: list[dict[str, Any]]) -> None:
     )
 
 
-def _index_stats(session: Session) -> dict[str, int] | None:
-    # Before the log is opened: LMDB allows one handle a process.
-    with session.index() as index:
-        if index is None:
-            return None
-        found = index.stats()
-    return {
-        "covers": found.covers,
-        "entries": found.entries,
-        "partitions": found.partitions,
-        "bytes": found.size_bytes,
-    }
-
-
 def _bytes_below(folder: Path) -> int:
     total = 0
     for path in folder.rglob("*"):
@@ -430,18 +416,18 @@ def _bytes_below(folder: Path) -> int:
     return total
 
 
-@command(topic_app, "list", examples="tidings topic list\ntidings topic list --json | jq -r .topic")
+@command(topic_app, "list", asks_node=True, examples="tidings topic list\ntidings topic list --json | jq -r .topic")
 async def list_topics(session: Session) -> None:
     """List the topics with their sizes and bounds."""
-    async with session.reading() as log:
+    async with session.reading(has_segments=True) as log:
         topics = [topic_facts(info) for info in log.topics().values()]
     show_topics(session.out, topics)
 
 
-@command(topic_app, "show", examples="tidings topic show demo")
+@command(topic_app, "show", asks_node=True, examples="tidings topic show demo")
 async def show_topic(session: Session, topic: TopicArgument) -> None:
     """Show one topic's segments: what each holds, whether it is sealed, and its digest in the chain."""
-    async with session.reading() as log:
+    async with session.reading(has_segments=True) as log:
         info = log.topics()[known_topic(log, check_topic(topic))]
     if session.out.is_json:
         session.out.json(msgspec.to_builtins(info))

@@ -1,7 +1,7 @@
 """
 ``tidings gateway``, ``app``, ``guard`` and ``config``: the managers of the node that holds the workspace, over its HTTP API.
 
-They are a running node's affair, so there is nothing to ask without one; only ``tidings gateway audit`` reads the log itself.
+They are a running node's affair, so there is nothing to ask without one; only ``tidings gateway audit`` can read the files.
 """
 
 from __future__ import annotations
@@ -120,6 +120,7 @@ def _times(summary: dict[str, Any]) -> str:
 @command(
     gateway_app,
     "audit",
+    asks_node=True,
     examples="""
         tidings gateway audit
         tidings gateway audit --all --count 20 --json

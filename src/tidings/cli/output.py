@@ -227,8 +227,8 @@ class Output:
         self._stdout = sys.stdout
         self._stderr = sys.stderr
         self.is_terminal = self._stdout.isatty()
-        self.console = _console(self._stdout)
-        self._notes = _console(self._stderr)
+        self.console = console(self._stdout)
+        self._notes = console(self._stderr)
 
     # Results
 
@@ -380,9 +380,18 @@ def _table(*, show_header: bool = True) -> Table:
     )
 
 
-def _console(stream: Any) -> Console:
+def console(stream: Any) -> Console:
+    """What writes to a terminal or a pipe."""
     width = None if stream.isatty() else _PIPE_COLUMNS
-    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+    is_plain = bool(os.environ.get("NO_COLOR"))  # noqa: TID251 - what a user says to all tools: no bold letters, either
+    return Console(
+        file=stream,
+        width=width,
+        color_system=None if is_plain else "auto",
+        highlight=False,
+        markup=False,
+        emoji=False,
+    )
 
 
 def discard_stdout() -> None:

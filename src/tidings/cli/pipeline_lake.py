@@ -162,7 +162,7 @@ async def _everything(session: Session, key_file: Path | None) -> AsyncIterator[
     """The log, and behind it the lake if there is one of this log."""
     from tidings.pipeline.serving import ArchivedLog, LakeArchive
 
-    async with session.reading(key_file) as log:
+    async with session.following(key_file) as log:
         encryptor = None if key_file is None else AesGcmEncryptor(KeyFile(key_file))
         archive = LakeArchive(_lake(session), encryptor=encryptor)
         archived = ArchivedLog(log, archive)

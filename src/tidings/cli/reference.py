@@ -46,17 +46,17 @@ def _document() -> Iterator[str]:
     yield ""
     yield "## Options of every command"
     yield ""
-    commands = dict(_commands(root, "tidings"))
-    yield from _options(commands["tidings group list"], _SHARED)
+    found = dict(commands(root, "tidings"))
+    yield from _options(found["tidings group list"], _SHARED)
     yield "Commands that are about no workspace have no `--workspace`."
     yield ""
     yield "## Options of commands that can ask a node"
     yield ""
-    yield from _options(commands["tidings group list"], _OF_NODES)
+    yield from _options(found["tidings group list"], _OF_NODES)
     yield "Without `--node` and `--workspace` the node of [the context in use](../howto/cli.md#through-a-node) is asked, if there is one."
     yield "What changes something asks the node that holds the workspace, if one does: output and exit codes are those of the files."
     yield ""
-    for path, command in commands.items():
+    for path, command in found.items():
         yield f"## {path}"
         yield ""
         yield f"`{' '.join([path, *_usage(command), '[OPTIONS]'])}`"
@@ -80,13 +80,13 @@ def _document() -> Iterator[str]:
         yield ""
 
 
-def _commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
+def commands(command: Any, path: str) -> Iterator[tuple[str, Any]]:
     """Every command that does something, with what is typed to reach it."""
     if not hasattr(command, "commands"):
         yield path, command
         return
     for name in sorted(command.list_commands(None)):
-        yield from _commands(command.get_command(None, name), f"{path} {name}")
+        yield from commands(command.get_command(None, name), f"{path} {name}")
 
 
 def _usage(command: Any) -> Iterator[str]:

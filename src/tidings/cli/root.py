@@ -92,6 +92,8 @@ class _Root(TyperGroup):
             code = super().main(given, prog_name, complete_var, False, windows_expand_args, **extra)
         except typer.TyperException as error:
             hint = f"see `{_asked_for(error)} --help`"
+            if getattr(error, "option_name", None) == "--node":
+                hint = "it asks no node: if it works on a workspace's files, name that with -w DIR"
             code = _report(UsageProblem(error.format_message(), hint), given)
         except (TidingsError, ModuleNotFoundError) as error:
             known = error if isinstance(error, TidingsError) else from_missing_module(error)

@@ -28,8 +28,9 @@ from typing import Annotated, Any, Concatenate, Final, Literal, ParamSpec, TypeV
 
 import typer
 
+from tidings.access.administration import Request, send
 from tidings.access.audit import Audit
-from tidings.access.errors import NodeUnreachable
+from tidings.access.errors import NodeRefused, NodeUnreachable
 from tidings.core.clock import SYSTEM_CLOCK, Clock, datetime_of
 from tidings.core.names import check_topic
 from tidings.log.embedded.disk import OsDisk, size_of
@@ -40,12 +41,13 @@ from tidings.log.embedded.lmdb_index import LmdbIndex
 from tidings.log.embedded.opening import open_log
 from tidings.log.encryption import AesGcmEncryptor, Encryptor, KeyFile
 from tidings.log.errors import UnknownTopic, WorkspaceError, WorkspaceMissing
-from tidings.log.interface import Log
+from tidings.log.interface import ReadableLog
 from tidings.log.settings import LogSettings
 from tidings.pipeline.storage import LAKE_FOLDER, Storage
-from tidings.server.address import NodeAddress
+from tidings.server.address import NodeAddress, read_token
 
-from .context_file import chosen_node
+from .context_file import chosen_node, is_context_in_use
+from .node_log import NodeTarget, Token, open_node_log
 from .output import ExitCode, Output, UsageProblem, discard_stdout, from_os_error
 
 P = ParamSpec("P")
@@ -112,6 +114,8 @@ DryRunOption = Annotated[bool, typer.Option("--dry-run", help="Show what would b
 YesOption = Annotated[bool, typer.Option("--yes", help="Do not ask.")]
 
 WORKSPACE_DEFAULT: Final = Path("workspace")
+OF_FILES: Final = "Works on a workspace's files, which -w names: nodes and contexts do not count."
+"""What the help of a command says that has a workspace and cannot ask a node."""
 # One command writes little: a journal of the engine's own size would take longer to make than to use.
 _JOURNAL_BYTES: Final = 4 << 20
 
@@ -127,7 +131,7 @@ class Session:
     storage_options: tuple[str, ...] = field(default=(), repr=False)
     node: NodeAddress | None = None
     """The node that is to be asked, by ``--node`` or the context in use; then there is no workspace."""
-    token: str | None = field(default=None, repr=False)
+    token: Token | None = field(default=None, repr=False)
     """What to show to a node."""
 
     @property
@@ -186,8 +190,18 @@ class Session:
             return LogSettings()
 
     @contextlib.asynccontextmanager
-    async def reading(self, key_file: Path | None = None) -> AsyncIterator[FollowerLog]:
-        """The log, opened beside its writer or without one."""
+    async def reading(self, key_file: Path | None = None, *, has_segments: bool = False) -> AsyncIterator[ReadableLog]:
+        """The log: that of the node to be asked, else the workspace's, beside its writer or without one; of a node with segments if that is said."""
+        if self.node is not None:
+            refuse_keys(self.node, key_file)
+            yield await open_node_log(self.target(self.node), has_segments=has_segments)
+            return
+        async with self.following(key_file) as log:
+            yield log
+
+    @contextlib.asynccontextmanager
+    async def following(self, key_file: Path | None = None) -> AsyncIterator[FollowerLog]:
+        """The workspace's log, opened beside its writer or without one."""
         log = await open_follower(self.workspace, self.settings(), clock=self.clock, encryptor=encryptor_of(key_file))
         try:
             yield log
@@ -243,8 +257,43 @@ class Session:
             os.close(lock)
         return None
 
+    def target(self, address: NodeAddress) -> NodeTarget:
+        """
+        The node at this address, with what there is to show it.
 
-def known_topic(log: Log, topic: str) -> str:
+        Raises:
+            UsageProblem: There is no token, and the node wants one.
+            NodeUnreachable: It does not answer.
+        """
+        token, own = self.token, None if self.node is not None else read_token(self.workspace)
+        if own is not None and token is None:
+            token = Token(own, "the dev node's own, in its workspace")
+        elif own is not None and token is not None and token.text != own:
+            token = token._replace(instead="the dev node's own is shown without it")
+        if token is None:
+            try:  # one whose access is open knows everybody
+                send(address.url, Request("GET", "/v1/whoami", b""), None, address.certificate)
+            except NodeRefused:
+                raise UsageProblem(
+                    f"the node at {address.url} wants a token, and there is none to show",
+                    "give a token that may do this by TIDINGS_TOKEN or --token",
+                ) from None
+        return NodeTarget(address, token)
+
+
+def refuse_keys(address: NodeAddress, key_file: Path | None) -> None:
+    """
+    Make sure that no key file was given for what a node does.
+
+    Raises:
+        UsageProblem: One was.
+    """
+    if key_file is not None:
+        hint = "leave out --key-file and TIDINGS_KEY_FILE"
+        raise UsageProblem(f"the node at {address.url} seals and opens with its own keys", hint)
+
+
+def known_topic(log: ReadableLog, topic: str) -> str:
     """
     The topic, if the log has it.
 
@@ -289,6 +338,8 @@ def command(
         has_log_lines: Whether the library's warnings are shown in any case: it runs for long.
     """
 
+    is_of_files = has_workspace and not asks_node
+
     def register(body: Body[P]) -> Body[P]:
         def run(
             *,
@@ -318,6 +369,10 @@ def command(
                 session.out.note(
                     f"at {by_context.url}, the context in use; for the folder here: -w {WORKSPACE_DEFAULT}"
                 )
+            elif is_of_files and workspace is None and lake is None and is_context_in_use():
+                session.out.note(
+                    f"in the files of {WORKSPACE_DEFAULT}, whatever context is in use; -w DIR names other files"
+                )
             with _logging(logging.DEBUG if is_verbose or is_debug else logging.WARNING if has_log_lines else None):
                 try:
                     work = body(session, **options)  # type: ignore[call-arg]  # its signature is given below
@@ -339,6 +394,8 @@ def command(
 
         own = list(inspect.signature(body, eval_str=True).parameters.values())[1:]
         functools.update_wrapper(run, body)
+        if is_of_files:
+            run.__doc__ = f"{inspect.cleandoc(body.__doc__ or '')}\n\n{OF_FILES}"
         shared = _shared(has_lake=has_lake, has_workspace=has_workspace, asks_node=asks_node)
         run.__signature__ = inspect.Signature([*own, *shared])  # type: ignore[attr-defined]
         run.__annotations__ = {}

@@ -18,7 +18,7 @@ import sys
 import traceback
 from collections.abc import Coroutine, Iterator
 from pathlib import Path
-from types import TracebackType
+from types import ModuleType, TracebackType
 from typing import Annotated, Any, Final
 
 import typer
@@ -26,9 +26,10 @@ import typer
 from tidings.bus.eventbus import EventBus
 from tidings.core.clock import Clock
 
-from .administration import NodeTarget, node_of
+from .administration import node_of
 from .context_file import chosen_node
 from .ledger_access import trusting
+from .node_log import NodeTarget
 from .output import ExitCode, Output, UsageProblem
 from .session import NodeOption, Session, TokenOption, command
 
@@ -48,6 +49,7 @@ _FOLDERS_PASSED_OVER: Final = frozenset({"__pycache__", "node_modules", "site-pa
     ends_on_interrupt=True,
     has_log_lines=True,
     examples="""
+        tidings work app.py
         tidings work app:bus
         tidings work shop.events:bus --processes 4
         tidings work app:bus --reload
@@ -59,7 +61,8 @@ def work(
     target: Annotated[
         str,
         typer.Argument(
-            metavar="MODULE:BUS", help="Where the bus is; found from this folder. BUS is `bus` if left out."
+            metavar="MODULE[:BUS]",
+            help="Where the bus is: a module, found from this folder, or a file; the bus by its name, or the only one there.",
         ),
     ],
     *,
@@ -91,7 +94,8 @@ def work(
         del bus
     words = [sys.executable, "-u", "-m", "tidings.cli", "work", target, "--member", "--processes", str(processes)]
     words += [] if node is None else ["--node", node]
-    ended = asyncio.run(_Workers(words, session.token, session.clock, session.out, is_reload=is_reload).run(processes))
+    token = None if session.token is None else session.token.text
+    ended = asyncio.run(_Workers(words, token, session.clock, session.out, is_reload=is_reload).run(processes))
     if ended:
         raise typer.Exit(ended)
 
@@ -105,31 +109,65 @@ def _with_node(session: Session, node: str | None, token: str | None) -> Session
 
 def _bus_of(target: str) -> EventBus:
     """
-    The bus that is meant.
+    The bus that is meant: of a module or a file, by its name or, without one, the only one there.
 
     Raises:
-        UsageProblem: There is none, or it has no subscribers.
+        UsageProblem: There is none, or there are several, or it has no subscribers.
     """
-    module_name, _, name = target.partition(":")
-    if module_name.endswith(".py") or "/" in module_name:
-        meant = module_name.removesuffix(".py").strip("./").replace("/", ".")
-        raise UsageProblem(f"{module_name} is a file, and a module is wanted", f"write {meant}:{name or 'bus'}")
-    sys.path.insert(0, str(Path.cwd()))
-    try:
-        found: object = importlib.import_module(module_name)
-    except Exception as error:  # noqa: BLE001 - other people's code
-        if isinstance(error, ModuleNotFoundError) and f"{module_name}.".startswith(f"{error.name}."):
-            hint = f"start the command in the folder that has it; this is {Path.cwd()}"
-            raise UsageProblem(f"there is no module {module_name!r}", hint) from None
-        sys.stderr.writelines(traceback.format_exception(error.with_traceback(_own_part(error.__traceback__))))
-        raise UsageProblem(f"{module_name} cannot be imported: {type(error).__name__}: {error}") from None
-    for part in (name or "bus").split("."):
-        found = getattr(found, part, None)
-    if not isinstance(found, EventBus):
-        raise UsageProblem(f"{module_name} has no bus {name or 'bus'!r}", "name one that is made by tidings.Bus(...)")
+    where, _, name = target.partition(":")
+    module = _module_of(where)
+    if name:
+        found: object = module
+        for part in name.split("."):
+            found = getattr(found, part, None)
+        if not isinstance(found, EventBus):
+            raise UsageProblem(f"{where} has no bus {name!r}", _buses_hint(where, _buses(module)))
+    else:
+        buses = _buses(module)
+        found = buses.get("bus") or (next(iter(buses.values())) if len(set(map(id, buses.values()))) == 1 else None)
+        if found is None:
+            several = f"{where} has {len(buses)} buses" if buses else f"{where} has no bus"
+            raise UsageProblem(several, _buses_hint(where, buses))
     if not found.get_subscriptions():
         raise UsageProblem(f"the bus {target} has no subscribers", "subscribe with @bus.subscriber(...) in its module")
     return found
+
+
+def _buses(module: ModuleType) -> dict[str, EventBus]:
+    return {name: each for name, each in vars(module).items() if isinstance(each, EventBus)}
+
+
+def _buses_hint(where: str, buses: dict[str, EventBus]) -> str:
+    if not buses:
+        return "make one there with tidings.Bus(...)"
+    return f"name one of: {', '.join(f'{where}:{name}' for name in sorted(buses))}"
+
+
+def _module_of(where: str) -> ModuleType:
+    """
+    A module by its name as it is found from this folder, or by its file.
+
+    Raises:
+        UsageProblem: There is none, or it cannot be imported.
+    """
+    path, folder = Path(where), Path.cwd()
+    if where.endswith(".py") or "/" in where:
+        if not path.is_file():
+            raise UsageProblem(f"there is no file {where}", f"name a file or a module; this folder is {folder}")
+        place = path.resolve().with_suffix("")
+        folder = folder if place.is_relative_to(folder) else place.parent
+        name = ".".join(place.relative_to(folder).parts)
+    else:
+        name = where
+    sys.path.insert(0, str(folder))
+    try:
+        return importlib.import_module(name)
+    except Exception as error:  # noqa: BLE001 - other people's code
+        if isinstance(error, ModuleNotFoundError) and f"{name}.".startswith(f"{error.name}."):
+            hint = f"start the command in the folder that has it; this is {folder}"
+            raise UsageProblem(f"there is no module {name!r}", hint) from None
+        sys.stderr.writelines(traceback.format_exception(error.with_traceback(_own_part(error.__traceback__))))
+        raise UsageProblem(f"{where} cannot be imported: {type(error).__name__}: {error}") from None
 
 
 def _own_part(frames: TracebackType | None) -> TracebackType | None:

@@ -25,6 +25,7 @@ A class declares its values as annotations and its sentence as ``text``; the con
 from __future__ import annotations
 
 import copyreg
+from collections.abc import Sequence
 from inspect import get_annotations
 from typing import Any, ClassVar, dataclass_transform
 
@@ -85,6 +86,12 @@ class InvalidEvent(TidingsError):
     field: str
     problem: str
     hint: str | None = None
+
+    @classmethod
+    def missing(cls, names: Sequence[str], hint: str) -> InvalidEvent:
+        """Parts of the envelope that an event must have and this one has not, all of them in one sentence."""
+        fields = ", ".join(f"meta.{name}" for name in names)
+        return cls(fields, "is missing" if len(names) == 1 else "are missing", hint)
 
 
 class InvalidName(InvalidEvent):

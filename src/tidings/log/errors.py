@@ -179,7 +179,7 @@ class WorkspaceMissing(WorkspaceError):
     """There is no log at that place."""
 
     code = "workspace.missing"
-    hint = "check the path; the first event that is published makes a log"
+    hint = "check the path; `tidings serve --dev`, `tidings log append` and the first event of a program make one there"
 
 
 class WorkspaceUnusable(WorkspaceError):

@@ -124,13 +124,43 @@ class Health(msgspec.Struct, frozen=True):
     problem: str | None = None
 
 
-class Log(Protocol):
-    """The commit log."""
+class ReadableLog(Protocol):
+    """A log that is read: in files, or at a node (``tidings.cli.node_log``)."""
 
     @property
     def position(self) -> Position:
         """Epoch and the seq of the last committed record (0 in an empty log)."""
         ...
+
+    async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
+        """
+        Read one page: at most ``limit`` records and about ``bytes_max`` bytes, but at least one record
+        if there is one.
+
+        Raises:
+            PositionTrimmed: Records that the query's lower bound asks for were dropped.
+            EpochMismatch: The query's epoch is not the log's.
+            CorruptLog: A record on the way is lost or altered.
+        """
+        ...
+
+    async def wait(self, after: int, topic: str | None = None) -> int:
+        """
+        Wait until a record with a seq above ``after`` is committed (in ``topic``, if given), and return
+        the highest seq committed. Returns at once if there is one already.
+
+        Raises:
+            LogClosed: The log was closed meanwhile.
+        """
+        ...
+
+    def topics(self) -> dict[str, TopicInfo]:
+        """The topics that hold or held records."""
+        ...
+
+
+class Log(ReadableLog, Protocol):
+    """The commit log."""
 
     @property
     def dropped_through_seq(self) -> int:
@@ -173,32 +203,6 @@ class Log(Protocol):
         Raises:
             StorageFull, LogFenced, LogClosed, ReadOnlyLog: as for ``append``, for all of them.
         """
-        ...
-
-    async def read(self, query: Query, *, limit: int = 1000, bytes_max: int = 4 << 20) -> Page:
-        """
-        Read one page: at most ``limit`` records and about ``bytes_max`` bytes, but at least one record
-        if there is one.
-
-        Raises:
-            PositionTrimmed: Records that the query's lower bound asks for were dropped.
-            EpochMismatch: The query's epoch is not the log's.
-            CorruptLog: A record on the way is lost or altered.
-        """
-        ...
-
-    async def wait(self, after: int, topic: str | None = None) -> int:
-        """
-        Wait until a record with a seq above ``after`` is committed (in ``topic``, if given), and return
-        the highest seq committed. Returns at once if there is one already.
-
-        Raises:
-            LogClosed: The log was closed meanwhile.
-        """
-        ...
-
-    def topics(self) -> dict[str, TopicInfo]:
-        """The topics that hold or held records."""
         ...
 
     async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:

@@ -1,7 +1,7 @@
 """
 Reading any log: by record, by page, from the end, and on into what is not written yet.
 
-Built on ``Log.read`` and ``Log.wait`` only, so it holds for every engine. Each of these keeps at most one
+Built on ``read`` and ``wait`` only, so it holds for every engine. Each of these keeps at most one
 page in memory, whatever the length of the log (``last`` also keeps the records it was asked for).
 """
 
@@ -13,7 +13,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from .errors import LogClosed
-from .interface import Log, Page, Query
+from .interface import Page, Query, ReadableLog
 from .record import Record
 
 PAGE_RECORDS_MAX: Final = 1000
@@ -21,7 +21,7 @@ PAGE_BYTES_MAX: Final = 4 << 20
 
 
 async def pages(
-    log: Log, query: Query, limit: int = PAGE_RECORDS_MAX, bytes_max: int = PAGE_BYTES_MAX
+    log: ReadableLog, query: Query, limit: int = PAGE_RECORDS_MAX, bytes_max: int = PAGE_BYTES_MAX
 ) -> AsyncIterator[Page]:
     """
     Read page after page until nothing more is there.
@@ -40,7 +40,7 @@ async def pages(
         query = page.next
 
 
-async def records(log: Log, query: Query) -> AsyncIterator[Record]:
+async def records(log: ReadableLog, query: Query) -> AsyncIterator[Record]:
     """
     The records that a query finds, as they stand when reading begins: it ends, whatever is appended meanwhile.
 
@@ -56,7 +56,7 @@ async def records(log: Log, query: Query) -> AsyncIterator[Record]:
         query, at_end = page.next, page.at_end
 
 
-async def tail(log: Log, query: Query) -> AsyncIterator[Record]:
+async def tail(log: ReadableLog, query: Query) -> AsyncIterator[Record]:
     """
     The records that a query finds, then each further one as it is committed: none twice, none left out.
 
@@ -88,7 +88,7 @@ async def tail(log: Log, query: Query) -> AsyncIterator[Record]:
         return
 
 
-async def last(log: Log, n: int, topic: str | None = None, partitions: Iterable[str] = ()) -> list[Record]:
+async def last(log: ReadableLog, n: int, topic: str | None = None, partitions: Iterable[str] = ()) -> list[Record]:
     """
     The last ``n`` records, oldest first; fewer if there are fewer.
 
@@ -114,7 +114,7 @@ async def last(log: Log, n: int, topic: str | None = None, partitions: Iterable[
     return found
 
 
-async def count(log: Log, query: Query) -> int:
+async def count(log: ReadableLog, query: Query) -> int:
     """
     How many records a query finds, as they stand when counting begins. Reads them all.
 
@@ -128,7 +128,7 @@ async def count(log: Log, query: Query) -> int:
     return total
 
 
-def _as_of_now(log: Log, query: Query) -> Query:
+def _as_of_now(log: ReadableLog, query: Query) -> Query:
     """The query, ending at what is committed now at the latest."""
     committed = log.position.seq
     return replace(query, until=committed if query.until is None else min(query.until, committed))

@@ -86,6 +86,8 @@ class RunningNode(Node):
 
 
 def _as_claim(name: str, value: Any) -> Any:
+    if isinstance(value, bool):
+        return value
     return tuple(value) if name.endswith("_prefixes") else frozenset(value)
 
 

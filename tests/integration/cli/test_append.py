@@ -115,8 +115,8 @@ def test_a_bad_line_is_named_and_stops_nothing(tmp_path: Path, line: str, proble
 
 
 def test_a_refused_line_has_a_code_for_programs(tmp_path: Path) -> None:
-    """With ``--json`` a refusal is a line of its own with code, message and hint."""
-    done = invoke("log", "append", "demo", "-", "--space", "s", "--json", "-w", tmp_path, stdin='{"a":1}\n')
+    """With ``--json`` a refusal is a line of its own with code, message and hint, which name all that is missing."""
+    done = invoke("log", "append", "-", "--json", "-w", tmp_path, stdin='{"a":1}\n')
 
     refusal, summary = lines(done.stdout)
     assert refusal == {
@@ -124,8 +124,8 @@ def test_a_refused_line_has_a_code_for_programs(tmp_path: Path) -> None:
         "verdict": "refused",
         "error": {
             "code": "event.invalid",
-            "message": "meta.type: is missing",
-            "hint": "give it in the line or with --type",
+            "message": "meta.topic, meta.type, meta.space_id: are missing",
+            "hint": "say it in the line, or with TOPIC --type TYPE --space SPACE",
             "retryable": False,
         },
     }

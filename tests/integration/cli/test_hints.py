@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import typer.main
 import tidings
 from tests.integration.cli.support import SMALL_SEGMENTS, fill, invoke
 from tidings.bus import EventBus
-from tidings.cli.output import as_typed
+from tidings.cli.output import as_typed, console
 from tidings.cli.pasting import tool
 from tidings.cli.root import app
 
@@ -112,6 +113,19 @@ def test_tables_fit_eighty_columns(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("tidings.cli.output._PIPE_COLUMNS", 40)
     narrow = invoke("topic", "list", "-w", tmp_path / "w").stdout
     assert ("Topics, 2 of 2\n" in narrow, bool(re.search(r"^records +25$", narrow, re.MULTILINE))) == (True, True)
+
+
+def test_what_is_piped_is_not_too_wide_and_no_color_means_plain(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list of errors in a pipe has a sentence a line; with NO_COLOR a terminal gets no escape at all."""
+    assert [line for line in invoke("errors").stdout.splitlines() if len(line) > 200] == []
+
+    shown = io.StringIO()
+    monkeypatch.setattr(shown, "isatty", lambda: True)
+    for variables, is_styled in (({}, True), ({"NO_COLOR": "1"}, False)):
+        monkeypatch.setattr("os.environ", {"TERM": "xterm", **variables})
+        console(shown).print("bold", style="bold")
+        assert ("\x1b" in shown.getvalue()) is is_styled
+        shown.truncate(0)
 
 
 async def subscribed(workspace: Path) -> None:

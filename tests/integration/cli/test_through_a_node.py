@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any, Final
 
 import pytest
+import typer.main
 
 from tests.integration.cli.support import SMALL_SEGMENTS, environment, fill, invoke, started
 from tidings.bus import EventBus
+from tidings.cli.reference import commands
+from tidings.cli.root import app
+from tidings.cli.session import OF_FILES
 from tidings.testing.node import RunningNode, running_node
 
 GROUP: Final = ("demo", "worker")
@@ -23,7 +27,11 @@ NOTED: Final = ("--type", "NOTED", "--space", "shared:home")
 LINES: Final = '{"n": 1}\n{"meta": {"topic": "demo", "type": "NOTED", "space_id": "s", "event_id": "demo-3"}, "payload": {"n": 3}}\n[]\n{"n": 2}\n'
 """New, a conflict, no payload, new."""
 
+POLICY: Final = Path(__file__).with_name("shut.cedar")
+
 VERBS: Final[tuple[tuple[str, ...], ...]] = (
+    ("topic", "list"),
+    ("topic", "show", "old"),
     ("log", "retention", "--max-bytes", "old=1KB"),
     ("log", "retention", "--max-bytes", "old=1KB", "--yes"),
     ("log", "retention", "--max-age-days", "0", "--yes"),
@@ -37,6 +45,16 @@ VERBS: Final[tuple[tuple[str, ...], ...]] = (
     ("log", "read", "--since", "3", "--until", "20"),
     ("log", "read", "demo", "--from-offset", "2", "--limit", "2", "--raw"),
     ("log", "read", "demo", "--to-time", "2000-01-01"),
+    ("log", "export", "--until", "72"),
+    ("log", "export", "--topic", "demo", "--format", "events", "--since", "70", "--until", "72"),
+    ("log", "export", "--topic", "none"),
+    ("topic", "show", "none"),
+    ("grant", "ana", "read", "topic:demo", "--dry-run"),
+    ("policy", "put", "shut", str(POLICY), "--dry-run"),
+    ("grant", "--list"),
+    ("policy", "list"),
+    ("policy", "explain", "read", "topic:demo", "--subject", "ana"),
+    ("gateway", "audit"),
     ("group", "list"),
     ("group", "list", "--topic", "demo"),
     ("group", "show", *GROUP),
@@ -174,12 +192,78 @@ async def test_what_only_files_can_say_is_refused_of_a_node(node: RunningNode, t
 
     sealed = await ran("log", "append", "demo", *NOTED, "--payload", "{}", "--key-file", tmp_path / "keys.json", *asked)
     lake = await ran("log", "retention", "--max-bytes", "1KB", "--yes", "--lake", tmp_path, *asked)
-    listed = await ran("grant", "--list", *asked)
+    verified = await ran("log", "verify", *asked)
 
-    assert [each[0] for each in (sealed, lake, listed)] == [2, 2, 2]
+    assert [each[0] for each in (sealed, lake, verified)] == [2, 2, 2]
     assert "its own keys" in sealed[2]
     assert "a lake of its own" in lake[2]
-    assert "needs the files of a workspace" in listed[2]
+    assert "it asks no node: if it works on a workspace's files, name that with -w DIR" in verified[2]
+
+
+async def test_stats_through_a_node_are_those_of_the_log(made: Path, node: RunningNode) -> None:
+    """The numbers are those of the files, and its files' own (index, journal, writer) are left out."""
+    token = node.token("root", roles=["admin"])
+    files = json.loads((await ran("log", "stats", "--json", "-w", made))[1])
+    through = json.loads((await ran("log", "stats", "--json", "--node", node.url, "--token", token))[1])
+    shown = await ran("log", "stats", "--node", node.url, "--token", token)
+
+    assert through == {"node": node.url, **{name: files[name] for name in through if name != "node"}}
+    assert (through["records"], shown[0], f"Log at {node.url}" in shown[1]) == (72, 0, True)
+
+
+async def test_a_refused_token_is_named_by_where_it_came_from(node: RunningNode, tmp_path: Path) -> None:
+    """The hint says whether it was that of the environment, of --token or of the context, and what is shown without it."""
+    env = {"XDG_CONFIG_HOME": str(tmp_path / "config")}
+    (tmp_path / "token.txt").write_text(node.token("root", roles=["admin"]))
+    await ran("context", "add", "shop", node.url, "--token-file", tmp_path / "token.txt", env=env)
+
+    old = await ran("topic", "list", "--node", "shop", env={**env, "TIDINGS_TOKEN": "a.b.c"})
+    given = await ran("topic", "list", "--node", node.url, "--token", "a.b.c", env=env)
+
+    assert (old[0], "was shown is TIDINGS_TOKEN; the context shop's own is shown without it" in old[2]) == (1, True)
+    assert (given[0], "was shown is that of --token\n" in given[2]) == (1, True)
+
+
+FILES_ONLY: Final = {
+    *("bench", "demo", "doctor", "serve", "key shred", "log repair", "log verify", "policy dismiss", "token issue"),
+    *(
+        "pipeline backfill",
+        "pipeline explain",
+        "pipeline export",
+        "pipeline prepare",
+        "pipeline repair",
+        "pipeline report",
+    ),
+    *(
+        "pipeline run",
+        "pipeline scrub",
+        "pipeline status",
+        "pipeline verify",
+        "table list",
+        "table query",
+        "table show",
+    ),
+}
+"""Commands that work on files or on this machine: the lake, keys and secrets, checks and repairs byte by byte, the node itself."""
+NEITHER: Final = {
+    *("context add", "context list", "context remove", "context use", "errors"),
+    *("key add", "key create", "policy check", "token show"),
+}
+"""Commands that are about neither a workspace nor a node."""
+
+
+def test_every_command_asks_a_node_or_says_that_it_works_on_files() -> None:
+    """Each command of the tool can be told a node, but for those that have none to ask; the help of those with a workspace says so."""
+    kinds: dict[str, set[str]] = {"node": set(), "files": set(), "neither": set()}
+    for path, command in commands(typer.main.get_command(app), "tidings"):
+        options = {name for param in command.params for name in param.opts}
+        kind = "node" if "--node" in options else "files" if "--workspace" in options else "neither"
+        kinds[kind].add(path.removeprefix("tidings "))
+        assert (OF_FILES in (command.help or "")) == (kind == "files"), path
+
+    assert kinds["files"] == FILES_ONLY
+    assert kinds["neither"] == NEITHER
+    assert len(kinds["node"]) > 60
 
 
 async def test_what_is_no_node_is_said(tmp_path: Path) -> None:
@@ -215,7 +299,9 @@ async def test_a_context_in_use_says_so_where_there_is_a_workspace(
     await ran("context", "add", "shop", node.url, "--use", env=env)
 
     told, quiet = await ran("group", "list", env=env), await ran("group", "list", "--json", env=env)
+    of_files = await ran("log", "verify", env=env)
 
+    assert of_files[2].startswith("in the files of workspace, whatever context is in use; -w DIR names other files\n")
     assert (told[0], told[2]) == (0, f"at {node.url}, the context in use; for the folder here: -w workspace\n")
     assert (quiet[0], quiet[2]) == (0, "")
 

@@ -50,16 +50,18 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("target", "said"),
     [
         ("nothing_here:bus", "there is no module 'nothing_here'"),
-        ("shop_app.py:bus", "write shop_app:bus"),
-        ("shop_app:no_bus", "has no bus 'no_bus'"),
+        ("gone.py:bus", "there is no file gone.py"),
+        ("two.py", "two.py has 2 buses\nhint: name one of: two.py:first, two.py:second"),
+        ("shop_app:no_bus", "has no bus 'no_bus'\nhint: name one of: shop_app:bus, shop_app:silent"),
         ("shop_app:silent", "has no subscribers"),
         ("broken_app", "cannot be imported: ValueError: as it is"),
-        ("shop_app:bus --processes 2", "serve --dev --workspace"),
+        ("shop_app.py --processes 2", "serve --dev --workspace"),
     ],
 )
 def test_what_cannot_work_is_said(folder: Path, target: str, said: str) -> None:
     """A module or a bus that is not there, one without subscribers, and several processes without a node: a sentence, and what to do."""
     (folder / "broken_app.py").write_text("raise ValueError('as it is')")
+    (folder / "two.py").write_text("from tidings import Bus\nfirst, second = Bus('a'), Bus('b')\n")
 
     done = invoke("work", *target.split())
 
@@ -83,7 +85,7 @@ async def test_processes_share_groups_through_the_node_and_end_with_the_one_that
             await node.bus.publish("orders", {"number": number}, type="PLACED", space="shared:shop")
             return await lines(1)
 
-        with started("work", "shop_app:bus", "--processes", "2", "--reload", env=env, cwd=folder) as process:
+        with started("work", "shop_app.py", "--processes", "2", "--reload", env=env, cwd=folder) as process:
             assert all(f"orders/billing, bills/mail through {node.url}" in line for line in await lines(2))
             assert await mailed(1) == ["mailed 1"]
             await until_answered(members, [2, 2])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import signal
@@ -166,7 +167,7 @@ async def test_drain_says_who_is_behind(tmp_path: Path) -> None:
 async def test_every_failed_attempt_is_logged_with_its_traceback(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """A retry is a warning and a dead letter an error, both with the traceback, which the dead letter keeps too."""
+    """A retry is a warning and a dead letter an error, both with the traceback from the handler on, which the dead letter keeps too."""
     async with Bus(tmp_path) as bus:
 
         @bus.subscriber("orders", group="billing", max_retries=1, backoff_base=0.0)
@@ -183,6 +184,8 @@ async def test_every_failed_attempt_is_logged_with_its_traceback(
     assert all(each.exc_info is not None for each in logged)
     assert letter.traceback.startswith("Traceback (most recent call last)")
     assert 'raise ValueError("no such customer")' in letter.traceback
+    assert (letter.traceback.count("File "), str(Path(__file__)) in letter.traceback) == (1, True)
+    assert all("eventbus" not in logging.Formatter().format(each) for each in logged)
 
 
 async def test_a_flood_of_failures_does_not_flood_the_log(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -344,6 +347,7 @@ def test_a_handler_that_cannot_be_filled_in_is_refused_where_it_is_written(tmp_p
 
 WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda bus: bus.publish(42), InvalidEvent, "must be an Event or a topic, not int"),
+    (lambda bus: bus.publish("t", {}), InvalidEvent, "meta.type, meta.space_id: are missing"),
     (lambda bus: bus.publish("t", {}, type="T"), InvalidEvent, "space_id: is missing"),
     (lambda bus: bus.publish("t", {}, space="s"), InvalidEvent, "type: is missing"),
     (lambda bus: bus.publish("t", [1], type="T", space="s"), InvalidPayload, "must be a JSON object, not list"),

@@ -7,13 +7,13 @@ from typing import Final
 import msgspec
 from starlette.responses import Response
 
-from tidings.access.resources import Action, topic
+from tidings.access.resources import Action, space, topic
 from tidings.core.clock import format_utc
 from tidings.core.names import check_topic
 from tidings.core.settings import checked
 from tidings.log.errors import UnknownTopic
 from tidings.log.interface import TopicInfo
-from tidings.log.retention import RetentionPlan
+from tidings.log.retention import RetentionPlan, SegmentInfo
 from tidings.log.settings import TopicRetention
 
 from ..errors import BadRequest
@@ -32,6 +32,14 @@ class TopicOut(msgspec.Struct, frozen=True, kw_only=True):
     segment_count: int
     groups: list[str]
     """The durable groups that have a place in it."""
+    segments: list[SegmentInfo] | msgspec.UnsetType = msgspec.UNSET
+    """If asked for: its segments, of spaces that the caller may read, without the partitions that they name."""
+
+
+class TopicsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What to show of the topics."""
+
+    segments: bool = False
 
 
 class TopicList(msgspec.Struct, frozen=True, kw_only=True):
@@ -60,6 +68,7 @@ class WhoAmI(msgspec.Struct, frozen=True, kw_only=True):
     space_prefixes: list[str]
     groups: list[str]
     group_prefixes: list[str]
+    is_read_only: bool
     names_none_of: list[str]
     """Kinds that the token speaks of without naming any, and so is bound to none of."""
     access_seq: int
@@ -75,10 +84,10 @@ class RetentionBody(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
 
 async def list_topics(call: Call) -> Response:
     """The topics, with their bounds."""
-    log = call.api.services.log
+    log, query = call.api.services.log, call.query(TopicsQuery)
     groups = await _groups(call)
     shown = [
-        _shown(info, groups)
+        _shown(info, groups, call if query.segments else None)
         for name, info in sorted(log.topics().items())
         if call.capsule.allows(Action.READ, topic(name))
     ]
@@ -112,7 +121,8 @@ async def _groups(call: Call) -> dict[str, list[str]]:
     return found
 
 
-def _shown(info: TopicInfo, groups: dict[str, list[str]]) -> TopicOut:
+def _shown(info: TopicInfo, groups: dict[str, list[str]], reader: Call | None = None) -> TopicOut:
+    """A topic; with its segments, as far as a reader may know of them."""
     return TopicOut(
         topic=info.topic,
         first_offset=info.first_offset,
@@ -122,6 +132,13 @@ def _shown(info: TopicInfo, groups: dict[str, list[str]]) -> TopicOut:
         size_bytes=info.size_bytes,
         segment_count=len(info.segments),
         groups=groups.get(info.topic, []),
+        segments=msgspec.UNSET
+        if reader is None
+        else [
+            msgspec.structs.replace(each, partitions={})
+            for each in info.segments
+            if each.space_id is None or reader.capsule.allows(Action.READ, space(each.space_id))
+        ],
     )
 
 
@@ -146,6 +163,7 @@ async def who_am_i(call: Call) -> Response:
             space_prefixes=list(claims.space_prefixes),
             groups=sorted(claims.groups),
             group_prefixes=list(claims.group_prefixes),
+            is_read_only=claims.is_read_only,
             names_none_of=sorted(claims.names_none_of),
             access_seq=call.api.services.book.seq,
         )
@@ -160,6 +178,7 @@ OPERATIONS: Final = (
         summary="List the topics that the caller may read.",
         tag="topics",
         handle=list_topics,
+        query=TopicsQuery,
         answers={200: {JSON: TopicList}},
     ),
     ApiOperation(

@@ -14,7 +14,8 @@
  * is read over HTTP (`GET /v1/envelopes`) and joined with what the new connection brings. Events of other classes are nowhere but in the node's
  * memory: if a connection cannot be resumed some may be missing, and `gapCount` says so.
  *
- * An envelope is acknowledged when the program asks for the next one. A program that is too slow for the node's buffer loses the connection, and
+ * `envelope.seq` is the seq of the record that a graph envelope tells of: what it was is read with `GET /v1/events/{seq}`. An event that names no
+ * `objects` is told to nobody here. An envelope is acknowledged when the program asks for the next one. A program that is too slow for the node's buffer loses the connection, and
  * goes on by itself with what it has not seen.
  */
 
@@ -389,6 +390,7 @@ export class EventStream {
   /** Queue an envelope, unless it came before: a record that took several may be read again from its first part on. */
   #put(envelope, socket) {
     const place = Place.of(envelope);
+    Object.defineProperty(envelope, "seq", { value: place?.seq ?? null });
     if (place !== null) {
       if (this.#reached !== null && !place.isBehind(this.#reached)) return;
       this.#reached = place;
