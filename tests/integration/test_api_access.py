@@ -170,7 +170,7 @@ async def test_who_am_i(tmp_path: Path) -> None:
 async def test_a_token_for_reading_only_changes_nothing(tmp_path: Path) -> None:
     """Whatever topics, roles and grants its bearer has: it reads, and is refused what publishes, joins or administers."""
     async with api(tmp_path, topics=["demo"], roles=["admin"], is_read_only=True) as (node, client):
-        await node.log.append(event(0))
+        await node.log.append(Event(EventMeta("demo", "T", "s"), {}))
         read = await client.get("/v1/events?topic=demo")
         refused = [
             await client.post(
