@@ -6,8 +6,9 @@ from pathlib import Path
 from tidings.core.events import Event, EventMeta
 from tidings.log import Query
 from tidings.log.embedded import open_log
-from tidings.log.encryption import AesGcmEncryptor, KeyFile
+from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.errors import SealedPayload
+from tidings.log.keys import KeyFile
 from tidings.log.reading import records
 
 

@@ -1,33 +1,4 @@
 """The bus's filters, under the name its document imports them by."""
 
-from tidings.bus.filtering import (
-    CompoundFilter,
-    CustomFunctionFilter,
-    Filter,
-    FilterChain,
-    FilterError,
-    FilterManager,
-    FilterResult,
-    FilterStatistics,
-    InvalidFilter,
-    JSONPathFilter,
-    SimpleFilter,
-    is_error_event,
-    is_high_priority,
-)
-
-__all__ = [
-    "CompoundFilter",
-    "CustomFunctionFilter",
-    "Filter",
-    "FilterChain",
-    "FilterError",
-    "FilterManager",
-    "FilterResult",
-    "FilterStatistics",
-    "InvalidFilter",
-    "JSONPathFilter",
-    "SimpleFilter",
-    "is_error_event",
-    "is_high_priority",
-]
+from tidings.bus.filtering import *  # noqa: F403
+from tidings.bus.filtering import __all__ as __all__

@@ -1,47 +1,4 @@
 """The bus's middleware, under the name its document imports it by."""
 
-from tidings.bus.middleware import (
-    ContentSafetyMiddleware,
-    Decision,
-    DecisionKind,
-    FeatureFlags,
-    HandleContext,
-    InvalidMiddleware,
-    MetricsMiddleware,
-    Middleware,
-    MiddlewareChain,
-    MiddlewareError,
-    Outcome,
-    OutcomeKind,
-    PolicyDenied,
-    PolicyMiddleware,
-    PublishContext,
-    RBACMiddleware,
-    SafetyFinding,
-    SubscriberRule,
-    TracingMiddleware,
-    default_classifier,
-)
-
-__all__ = [
-    "ContentSafetyMiddleware",
-    "Decision",
-    "DecisionKind",
-    "FeatureFlags",
-    "HandleContext",
-    "InvalidMiddleware",
-    "MetricsMiddleware",
-    "Middleware",
-    "MiddlewareChain",
-    "MiddlewareError",
-    "Outcome",
-    "OutcomeKind",
-    "PolicyDenied",
-    "PolicyMiddleware",
-    "PublishContext",
-    "RBACMiddleware",
-    "SafetyFinding",
-    "SubscriberRule",
-    "TracingMiddleware",
-    "default_classifier",
-]
+from tidings.bus.middleware import *  # noqa: F403
+from tidings.bus.middleware import __all__ as __all__

@@ -9,8 +9,9 @@ import pytest
 
 from tests.conformance.support import SMALL, OpenEngine, append_all, drop_sealed, event, numbered, read_all
 from tidings.log import Appended, Duplicate, LogSettings, Query, Refused
-from tidings.log.encryption import AesGcmEncryptor, DerivedKeys, KeyFile, NoSealingKey, SpaceKey
+from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.errors import IdConflict, SealedPayload
+from tidings.log.keys import DerivedKeys, KeyFile, NoSealingKey, SpaceKey
 
 MASTER = bytes(range(32))
 

@@ -15,7 +15,8 @@ from tests.properties.pipeline_logs import DAMAGES, damage, events_of, give_up
 from tests.properties.pipeline_oracle import RawLog, differences
 from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace
-from tidings.log.encryption import AesGcmEncryptor, DerivedKeys
+from tidings.log.encryption import AesGcmEncryptor
+from tidings.log.keys import DerivedKeys
 from tidings.log.settings import LogSettings
 from tidings.pipeline.jobs.registry import all_jobs, choose
 

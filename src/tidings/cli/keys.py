@@ -15,7 +15,7 @@ from tidings.access.resources import checked_text
 from tidings.access.settings import TokenSettings
 from tidings.core.clock import datetime_of
 from tidings.core.names import check_space
-from tidings.log.encryption import KeyFile, NoSealingKey
+from tidings.log.keys import KeyFile, NoSealingKey
 from tidings.server.address import read_address
 
 from .access import as_usage

@@ -34,8 +34,9 @@ from rich.text import Text
 from tidings.access.errors import NodeRefused
 from tidings.core.errors import SettingsError, TidingsError
 from tidings.core.installing import install_line
-from tidings.log.encryption import KeyFileBusy, KeyFileError, SealBroken
+from tidings.log.encryption import SealBroken
 from tidings.log.errors import CorruptLog, LogFenced, StorageFull, WorkspaceBusy, WorkspaceError
+from tidings.log.keys import KeyFileBusy, KeyFileError
 from tidings.log.record import Record
 
 from .pasting import tool

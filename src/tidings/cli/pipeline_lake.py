@@ -13,8 +13,9 @@ import msgspec
 import typer
 
 from tidings.core.names import check_topic
-from tidings.log.encryption import AesGcmEncryptor, KeyFile
+from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.errors import WorkspaceBusy
+from tidings.log.keys import KeyFile
 from tidings.pipeline.settings import ExportFormat
 
 from .output import Output, UsageProblem, human_bytes

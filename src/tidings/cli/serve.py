@@ -14,8 +14,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import orjson
 import typer
 
-from tidings.log.encryption import AesGcmEncryptor, KeyFile
+from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.errors import WorkspaceMissing
+from tidings.log.keys import KeyFile
 
 from . import pasting
 from .dev_keys import dev_secret, write_token

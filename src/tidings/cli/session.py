@@ -39,9 +39,10 @@ from tidings.log.embedded.follower import FollowerLog, open_follower
 from tidings.log.embedded.layout import Layout
 from tidings.log.embedded.lmdb_index import LmdbIndex
 from tidings.log.embedded.opening import open_log
-from tidings.log.encryption import AesGcmEncryptor, Encryptor, KeyFile
+from tidings.log.encryption import AesGcmEncryptor, Encryptor
 from tidings.log.errors import UnknownTopic, WorkspaceError, WorkspaceMissing
 from tidings.log.interface import ReadableLog
+from tidings.log.keys import KeyFile
 from tidings.log.settings import LogSettings
 from tidings.pipeline.storage import LAKE_FOLDER, Storage
 from tidings.server.address import NodeAddress, read_token

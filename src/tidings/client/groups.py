@@ -47,8 +47,6 @@ from .node_connection import NodeConnection, RemotePublishes, RemoteSubscription
 from .reconnecting import full_jitter
 from .websocket import WebSocketConnector
 
-__all__ = ["RemoteBus", "RemoteSubscription"]
-
 logger = logging.getLogger(__name__)
 
 _RECORDS: Final = msgspec.json.Decoder(Record)

@@ -25,22 +25,8 @@ from cryptography.exceptions import InvalidTag
 from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 
 from .errors import LogError, SealedPayload
-from .keys import DerivedKeys, KeyFile, KeyFileBusy, KeyFileError, NoSealingKey, SpaceKey, SpaceKeys
+from .keys import NoSealingKey, SpaceKeys
 from .record import Sealed
-
-__all__ = [
-    "AesGcmEncryptor",
-    "DerivedKeys",
-    "Encryptor",
-    "KeyFile",
-    "KeyFileBusy",
-    "KeyFileError",
-    "NoSealingKey",
-    "SealBroken",
-    "SpaceKey",
-    "open_payload",
-    "seal_payload",
-]
 
 ALG: Final = "A256GCM"
 _NONCE_BYTES: Final = 12

@@ -17,16 +17,6 @@ from tidings.core.clock import format_utc
 
 from .segment import HEX
 
-__all__ = [
-    "IS_COMPILED",
-    "LogIdMaker",
-    "encode_before_id",
-    "encode_record_line",
-    "encode_record_line_py",
-    "find_null",
-    "holds_null",
-]
-
 
 def encode_before_id(written_at: bytes, head_json: bytes) -> bytes:
     """What stands between a line's seq and its event id; many lines of a commit share it."""
@@ -76,7 +66,9 @@ def find_null(json: bytes) -> bool:
 
 # Below what the compiled module imports from here.
 try:
-    from ._line_codec import LogIdMaker, encode_record_line, holds_null
+    from ._line_codec import LogIdMaker as LogIdMaker
+    from ._line_codec import encode_record_line as encode_record_line
+    from ._line_codec import holds_null as holds_null
 except ImportError:
     LogIdMaker, holds_null, encode_record_line = ids.LogIdMaker, find_null, encode_record_line_py  # type: ignore[misc, assignment]
 IS_COMPILED: Final = encode_record_line is not encode_record_line_py

@@ -17,47 +17,10 @@ from typing import Annotated, Final, Literal
 
 import msgspec
 
+from tidings.core.errors import TidingsError
 from tidings.core.validation import UNREADABLE, RepeatedKey, RepeatingObject, parse_marking_repeats, parse_strict
 
 from .events import ErrorInfo, ItemVerdict
-
-__all__ = [
-    "CLOSE_AUTH_FAILED",
-    "CLOSE_FAILED",
-    "CLOSE_GOING_AWAY",
-    "CLOSE_NORMAL",
-    "CLOSE_PROTOCOL",
-    "CLOSE_REVOKED",
-    "CLOSE_TIMED_OUT",
-    "CLOSE_TOO_BUSY",
-    "MEMBER_INFLIGHT_MAX",
-    "PROTOCOL_VERSION",
-    "AckFrame",
-    "ClientFrame",
-    "Credit",
-    "Deliver",
-    "FrameInvalid",
-    "GroupOptions",
-    "Hello",
-    "NackFrame",
-    "NodeFrame",
-    "Ping",
-    "Pong",
-    "Problem",
-    "Publish",
-    "Published",
-    "Subscribe",
-    "Subscribed",
-    "Unsubscribe",
-    "Unsubscribed",
-    "Welcome",
-    "Withdrawn",
-    "decode_from_client",
-    "decode_from_node",
-    "encode",
-]
-
-from tidings.core.errors import TidingsError
 
 PROTOCOL_VERSION: Final = 1
 

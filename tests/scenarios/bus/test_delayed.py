@@ -18,9 +18,10 @@ from tidings.bus.errors import BusClosed
 from tidings.core.clock import datetime_of
 from tidings.core.errors import InvalidEvent, InvalidTimestamp
 from tidings.core.events import Event, EventMeta
-from tidings.log.encryption import AesGcmEncryptor, KeyFile
+from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.errors import IdConflict
 from tidings.log.interface import Appended, Duplicate, Query
+from tidings.log.keys import KeyFile
 from tidings.log.reading import records
 from tidings.log.settings import TopicRetention
 from tidings.middleware import Middleware, MiddlewareError, PublishContext

@@ -13,7 +13,8 @@ from typer.testing import Result
 from tests.integration.cli.support import invoke
 from tests.scenarios.bus.support import TOPIC, World, soon
 from tidings.bus import EventBus
-from tidings.log.encryption import AesGcmEncryptor, KeyFile
+from tidings.log.encryption import AesGcmEncryptor
+from tidings.log.keys import KeyFile
 from tidings.log.settings import LogSettings
 from tidings.types import Ack
 

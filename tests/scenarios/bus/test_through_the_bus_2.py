@@ -27,8 +27,9 @@ from tidings.core.errors import (
 )
 from tidings.core.events import Event, EventMeta, EventType
 from tidings.filters import CompoundFilter, CustomFunctionFilter, Filter, JSONPathFilter, SimpleFilter
-from tidings.log.encryption import AesGcmEncryptor, DerivedKeys
+from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.interface import Appended, Duplicate, Refused
+from tidings.log.keys import DerivedKeys
 from tidings.log.record import Record
 from tidings.log.segment import encode_line
 from tidings.log.settings import LogSettings

@@ -18,7 +18,8 @@ from tidings.bus.store import Attempt, DeadLetterFilter
 from tidings.bus.store.dead_letter_files import DeadLetterFiles
 from tidings.bus.store.dead_letters import record_of
 from tidings.log.embedded.disk import OsDisk, read_file
-from tidings.log.encryption import AesGcmEncryptor, DerivedKeys, NoSealingKey, SpaceKey
+from tidings.log.encryption import AesGcmEncryptor
+from tidings.log.keys import DerivedKeys, NoSealingKey, SpaceKey
 from tidings.log.record import Record, RecordMeta
 from tidings.testing import CRASH_MODES, CrashMode, SimulatedCrash, SimulatedDisk, VirtualClock
 

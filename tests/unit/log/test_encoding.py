@@ -20,8 +20,9 @@ from hypothesis import strategies as st
 from tidings.core.errors import InvalidEvent, InvalidPayload, InvalidTimestamp
 from tidings.core.events import Event, EventMeta
 from tidings.log.encoding import EventDraft, EventEncoder, content_digest, same_content, same_draft, unsealed
-from tidings.log.encryption import AesGcmEncryptor, DerivedKeys, Encryptor, SealBroken
+from tidings.log.encryption import AesGcmEncryptor, Encryptor, SealBroken
 from tidings.log.errors import SealedPayload
+from tidings.log.keys import DerivedKeys
 from tidings.log.record import Record
 from tidings.log.segment import decode, decode_trusted, head_of
 from tidings.log.settings import LogSettings

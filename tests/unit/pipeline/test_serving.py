@@ -15,9 +15,10 @@ from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
 from tidings.core.events import Event, EventMeta, QoS
 from tidings.log.embedded.follower import open_follower
 from tidings.log.embedded.opening import open_log
-from tidings.log.encryption import AesGcmEncryptor, DerivedKeys
+from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.errors import EpochMismatch, PositionTrimmed
 from tidings.log.interface import Log, Query
+from tidings.log.keys import DerivedKeys
 from tidings.log.memory import MemoryLog
 from tidings.log.reading import last, pages
 from tidings.log.record import Record

@@ -32,33 +32,6 @@ from ..record import Record
 if TYPE_CHECKING:
     from .inspect import LineInfo
 
-__all__ = [
-    "OFFSET_BITS",
-    "OFFSET_MAX",
-    "PARTITION_BYTES_MAX",
-    "PLACE",
-    "SEQ_MAX",
-    "TOPIC_COUNT_MAX",
-    "Index",
-    "IndexDamaged",
-    "IndexEntry",
-    "IndexFull",
-    "IndexLimit",
-    "IndexStats",
-    "MemoryIndex",
-    "RecordLocation",
-    "check_place",
-    "collect_keys",
-    "collect_keys_py",
-    "entries_of",
-    "entry_of",
-    "fingerprint",
-    "fingerprint_of_id",
-    "fingerprint_of_idem",
-    "fingerprint_py",
-    "partition_key",
-]
-
 SEQ_MAX: Final = (1 << 64) - 1
 OFFSET_BITS: Final = 40
 OFFSET_MAX: Final = (1 << OFFSET_BITS) - 1
@@ -325,7 +298,8 @@ def collect_keys_py(
 
 # Below what the compiled module imports from here.
 try:
-    from ._index_keys import collect_keys, fingerprint
+    from ._index_keys import collect_keys as collect_keys
+    from ._index_keys import fingerprint as fingerprint
 except ImportError:
     collect_keys, fingerprint = collect_keys_py, fingerprint_py
 

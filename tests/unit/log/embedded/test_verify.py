@@ -22,8 +22,9 @@ from tidings.log.embedded.index import IndexEntry, MemoryIndex
 from tidings.log.embedded.layout import Layout, StreamKey, WorkspaceMeta, encode_meta
 from tidings.log.embedded.seq_set import SeqSet
 from tidings.log.embedded.verify import DuplicateIds, Finding, VerifyProgress, VerifyReport, verify
-from tidings.log.encryption import AesGcmEncryptor, DerivedKeys
+from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.errors import CorruptLog, LogFenced, UnsupportedFormat, WorkspaceError, WorkspaceMissing
+from tidings.log.keys import DerivedKeys
 from tidings.log.segment import CRC_HEAD_BYTES, encode_line
 from tidings.testing import CRASH_MODES, CrashMode, SimulatedCrash, SimulatedDisk, VirtualClock
 
