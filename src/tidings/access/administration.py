@@ -116,7 +116,6 @@ _COLLECTIONS: Final[dict[Collection, tuple[type[Change], ...]]] = {
     "revocations": (Revoke, TokenRevocation, SubjectRevoked),
     "policies": (PolicyPut, PolicyRemoved),
 }
-KNOWN_TYPES: Final = frozenset(_DECODERS)
 
 
 class Request(NamedTuple):

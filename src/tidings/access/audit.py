@@ -24,6 +24,7 @@ from tidings.core.clock import Clock, within
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import new_event_id
+from tidings.core.tasks import cancel_and_wait
 from tidings.log.errors import LogClosed, StorageFull
 from tidings.log.interface import Log, Refused
 from tidings.log.record import Record
@@ -252,9 +253,7 @@ class AuditLog:
         if not await self.flush(deadline_s):
             logger.error("%d audit records were not written", len(self._queue))
         self.problem, self._count_max = "the node is stopping", 0
-        if self._writer is not None:
-            self._writer.cancel()
-            await asyncio.gather(self._writer, return_exceptions=True)
+        await cancel_and_wait(self._writer)
 
     async def _write(self) -> None:
         while self._queue:

@@ -32,6 +32,7 @@ import msgspec
 
 from tidings.core.clock import Clock, within
 from tidings.core.errors import TidingsError
+from tidings.core.tasks import cancel_and_wait, finish_or_cancel
 
 if TYPE_CHECKING:
     from tidings.log.record import Record
@@ -570,17 +571,11 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
         started_s = self.clock.monotonic()
         finishing = asyncio.gather(*(connection.finish() for connection in self.connections))
         if not await within(self.clock, deadline_s, finishing):
-            finishing.cancel()
-            await asyncio.gather(finishing, return_exceptions=True)
+            await cancel_and_wait(finishing)
         self._end_all(EndReason.STOPPING)
-        if self._sweeper is not None:
-            self._sweeper.cancel()
-            await asyncio.gather(self._sweeper, return_exceptions=True)
+        await cancel_and_wait(self._sweeper)
         left_s = max(_UNWIND_S_MIN, deadline_s - (self.clock.monotonic() - started_s))
-        ending = asyncio.gather(*self._tasks, return_exceptions=True)
-        if not await within(self.clock, left_s, ending):
-            ending.cancel()
-            await asyncio.gather(ending, return_exceptions=True)
+        await finish_or_cancel(self.clock, left_s, self._tasks)
 
     def committed(self, records: Sequence[Record]) -> None:
         """

@@ -16,6 +16,7 @@ from weakref import WeakSet
 
 from tidings.core.clock import Clock
 from tidings.core.errors import SettingsError
+from tidings.core.tasks import cancel_and_wait
 from tidings.log.errors import PositionTrimmed
 from tidings.log.interface import Log
 from tidings.log.retention import Needs
@@ -77,8 +78,7 @@ class CursorSaver:
 
     async def stop(self, groups: Iterable[Group]) -> None:
         """Store the positions of these groups, which must have stopped."""
-        self._task.cancel()
-        await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_and_wait(self._task)
         for group in groups:
             try:
                 await self._save(group, sync=True)

@@ -33,6 +33,7 @@ from tidings.core.errors import InvalidEvent, InvalidTimestamp, SettingsError, T
 from tidings.core.events import Capability, Event
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.core.settings import checked
+from tidings.core.tasks import cancel_and_wait
 from tidings.log.encryption import Encryptor
 from tidings.log.interface import Appended, Authorise, Duplicate, Health, Log, Query, Refused, Verdict
 from tidings.log.reading import records
@@ -270,9 +271,7 @@ class EventBus:
             if waits[1].done():
                 await waits[1]
         finally:
-            for wait in waits:
-                wait.cancel()
-            await asyncio.gather(*waits, return_exceptions=True)
+            await cancel_and_wait(*waits)
 
     async def drain(self, timeout_s: float = 10.0) -> None:
         """

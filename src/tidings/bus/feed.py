@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Final
 
+from tidings.core.tasks import cancel_and_wait
 from tidings.log.errors import LogClosed
 from tidings.log.interface import Log, Query
 from tidings.log.record import Record
@@ -136,6 +137,4 @@ class TopicFeed:
     async def close(self) -> None:
         """Stop feeding everybody."""
         tasks = [self._task, *self._tasks.values()]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)

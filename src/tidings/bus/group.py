@@ -20,6 +20,7 @@ from typing import Any, Final
 from tidings.core.clock import Clock, format_utc, within
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
+from tidings.core.tasks import cancel_and_wait
 from tidings.log.errors import LogError
 from tidings.log.record import Record
 
@@ -683,8 +684,7 @@ class Group:
         try:
             await within(self._clock, timeout_s, waiting)
         finally:
-            waiting.cancel()
-            await asyncio.gather(waiting, return_exceptions=True)
+            await cancel_and_wait(waiting)
         return all(task.done() for task in tasks)
 
     @property

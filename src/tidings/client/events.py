@@ -22,7 +22,6 @@ import random
 import ssl
 from collections import deque
 from collections.abc import Callable, Iterable
-from types import TracebackType
 from typing import Final, NamedTuple, Self
 from urllib.parse import urlencode, urlsplit
 
@@ -31,6 +30,7 @@ import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import SettingsError
+from tidings.core.tasks import cancel_and_wait
 from tidings.wire.gateway import (
     LIFE_HEADER,
     AckEvent,
@@ -223,9 +223,7 @@ class EventStream:
             raise
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def close(self) -> None:
@@ -233,9 +231,7 @@ class EventStream:
         self._is_closed = True
         self._acknowledge(is_final=True)
         try:
-            if self._step is not None:
-                self._step.cancel()
-                await asyncio.gather(self._step, return_exceptions=True)
+            await cancel_and_wait(self._step)
         finally:
             await self._hang_up()
 

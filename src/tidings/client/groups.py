@@ -36,6 +36,7 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.events import Event
 from tidings.core.names import check_topic_and_group
 from tidings.core.settings import checked
+from tidings.core.tasks import cancel_and_wait
 from tidings.log.interface import Appended, Duplicate
 from tidings.log.record import Record
 from tidings.wire import groups as wire
@@ -168,9 +169,7 @@ class RemoteBus:
         self._fail_all(RemoteClosed())
         for later in self._later:
             later.cancel()
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        await cancel_and_wait(self._task)
 
     async def stopped(self) -> None:
         """

@@ -24,7 +24,6 @@ import random
 import ssl
 from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Literal, Self
 from urllib.parse import urlsplit
 
@@ -340,9 +339,7 @@ class LedgerClient:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
 
@@ -403,9 +400,7 @@ class RemoteHappenings:
             return msgspec.structs.replace(self._request, since=self.resume_seq, epoch=self.epoch)
         return self._request
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         self._is_over = True
         if self._talk is not None:
             await self._talk.close()

@@ -16,6 +16,7 @@ from urllib.parse import urlsplit
 
 from tidings.access.endpoint import Peer, Transport
 from tidings.core.clock import Clock, within
+from tidings.core.tasks import cancel_and_wait
 
 from .errors import ConnectFailed, LinkClosed
 
@@ -144,8 +145,7 @@ async def open_link(connector: Connector, url: str, clock: Clock, timeout_s: flo
             raise ConnectFailed(url, f"no connection within {timeout_s:g} s")
     finally:
         if not opening.done():
-            opening.cancel()
-            await asyncio.wait({opening})
+            await cancel_and_wait(opening)
             if not opening.cancelled() and opening.exception() is None:
                 await opening.result().close()  # it came after all, and nobody wants it any more
     return opening.result()

@@ -15,6 +15,7 @@ from typing import Any
 
 from tidings.core.clock import Clock, within
 from tidings.core.errors import TidingsError
+from tidings.core.tasks import cancel_and_wait
 from tidings.sync.client_effects import (
     AdoptSnapshot,
     CaughtUp,
@@ -229,9 +230,7 @@ class Runner:
                         ended = await self._send_drafts(session, link)
         finally:
             alarm.cancel()
-            if receiving is not None:
-                receiving.cancel()
-                await asyncio.wait({receiving})
+            await cancel_and_wait(receiving)
         return ended
 
     def _received(self, receiving: asyncio.Task[list[bytes]], session: ClientSession, now: float) -> list[Effect]:

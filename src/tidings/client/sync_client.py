@@ -24,7 +24,6 @@ import random
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Final, Generic, TypeVar, cast
 
 import msgspec
@@ -32,6 +31,7 @@ import msgspec
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.names import check_partitions
 from tidings.core.settings import checked
+from tidings.core.tasks import cancel_and_wait
 from tidings.sync.settings import ClientSettings
 from tidings.wire.sync_frames import SubmitItem
 
@@ -148,17 +148,14 @@ class SyncClient(Generic[S]):
         self._running = asyncio.create_task(self._runner.run(), name="tidings-client")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         """Disconnect and close the store. Drafts without a verdict stay, for the next client on the same store."""
         running, self._running = self._running, None
         assert running is not None
         self._runner.leave()
         done, _ = await asyncio.wait({running}, timeout=_CLOSE_S_MAX)
         if not done:
-            running.cancel()
-            await asyncio.wait({running})
+            await cancel_and_wait(running)
         await self._replica.close()
         self._wake_waiting()
         if not running.cancelled() and (failure := running.exception()) is not None:

@@ -14,11 +14,12 @@ import asyncio
 import logging
 from array import array
 from bisect import bisect_left, bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from itertools import chain
 from typing import Any, Final, Generic, Protocol, TypeVar
 
 from .clock import Clock, within
+from .tasks import cancel_and_wait
 
 logger = logging.getLogger(__name__)
 
@@ -241,11 +242,6 @@ class Timers(Generic[K]):
         if self.queue.add(due_ns, key) and (first_ns is None or due_ns < first_ns):
             self._alarm.ring()
 
-    def add_all(self, entries: Iterable[tuple[int, K]]) -> None:
-        """Add entries."""
-        for due_ns, key in entries:
-            self.add(due_ns, key)
-
     def discard(self, due_ns: int, key: K) -> bool:
         """Remove an entry; whether it was there."""
         return self.queue.discard(due_ns, key)
@@ -262,9 +258,7 @@ class Timers(Generic[K]):
     async def close(self) -> None:
         """Stop. A call that is under way is cancelled, and its entries are back in the queue. Closing twice is fine."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(task)
 
     async def _run(self) -> None:
         while True:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 import msgspec
@@ -123,6 +123,28 @@ def _repeated_key(text: bytes) -> str:
 UNREADABLE: Final = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
 """All that decoding JSON raises for text that is no JSON, or not of the type that is asked for."""
 _PLACE: Final = re.compile(r"(.*) - at `(?:key` in `)?\$\.?(.*)`", re.DOTALL)
+
+
+def reread(value: object, kind: Any, refuse: Callable[[str, str], Exception], *, bytes_max: int | None = None) -> Any:
+    """
+    A value as it is read back from its JSON: what would be stored otherwise than it is now is found here, not after a restart.
+
+    Args:
+        value: Of the kind, or what JSON has for it.
+        kind: Of what type it is to be.
+        refuse: Makes the error to raise, of the path of the field at fault (empty for the whole) and the problem.
+        bytes_max: How long its JSON may be.
+    """
+    try:
+        encoded = msgspec.json.encode(value)
+        if bytes_max is not None and len(encoded) > bytes_max:
+            raise refuse("", f"is {len(encoded)} bytes of JSON; at most {bytes_max} are allowed")
+        return msgspec.json.decode(encoded, type=kind)
+    except msgspec.ValidationError as error:
+        problem, path = explain(error)
+        raise refuse(path, problem) from None
+    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+        raise refuse("", str(error)) from None
 
 
 def explain(error: BaseException, whole: str = "") -> tuple[str, str]:

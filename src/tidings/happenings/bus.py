@@ -11,10 +11,11 @@ thread.
 
 from __future__ import annotations
 
+import abc
 import asyncio
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from .errors import HappeningsClosed, Lagged
 from .filters import EVERYTHING, FilterIndex, HappeningFilter
@@ -22,6 +23,9 @@ from .variants import AnyHappening, to_json
 
 CAPACITY: Final = 1024
 """How many happenings a receiver holds unless the bus is told otherwise."""
+
+
+ItemT = TypeVar("ItemT")
 
 
 class Envelope(NamedTuple):
@@ -257,34 +261,60 @@ class HappeningsBus:
             mailbox.wake()
 
 
-class Receiver:
+class HappeningStream(abc.ABC, Generic[ItemT]):
     """
-    One listener's own view: everything that passes its filter, in order. One task reads it at a time.
+    What a subscriber reads, one task at a time, also as an iterator that ends with the stream.
 
     Close it when done, or use it as a context manager; one that nobody refers to any more is closed by itself.
     """
 
-    def __init__(self, bus: HappeningsBus, mailbox: _Mailbox) -> None:
-        self._bus = bus
-        self._mailbox = mailbox
-
-    async def recv(self) -> Envelope:
-        """
-        The next happening, as soon as there is one.
-
-        Raises:
-            Lagged: Some were missed; said once, and the next call goes on with the oldest that is left.
-            HappeningsClosed: Everything was read, and nothing more will come.
-        """
-        return (await self.recv_many(1))[0]
-
-    async def recv_many(self, limit: int = CAPACITY) -> list[Envelope]:
+    @abc.abstractmethod
+    async def recv_many(self, limit: int = CAPACITY) -> list[ItemT]:
         """
         What has come, at least one and at most ``limit``; waits if there is nothing.
 
         Raises:
             Lagged, HappeningsClosed: As of ``recv``.
         """
+
+    @abc.abstractmethod
+    def close(self) -> None:
+        """End it: nothing more is received."""
+
+    async def recv(self) -> ItemT:
+        """
+        The next one, as soon as there is one.
+
+        Raises:
+            Lagged: Some happenings were missed.
+            HappeningsClosed: Everything was read, and nothing more will come.
+        """
+        return (await self.recv_many(1))[0]
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> ItemT:
+        try:
+            return await self.recv()
+        except HappeningsClosed:
+            raise StopAsyncIteration from None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Receiver(HappeningStream[Envelope]):
+    """One listener's own view: everything that passes its filter, in order. After ``Lagged`` it goes on with the oldest that is left."""
+
+    def __init__(self, bus: HappeningsBus, mailbox: _Mailbox) -> None:
+        self._bus = bus
+        self._mailbox = mailbox
+
+    async def recv_many(self, limit: int = CAPACITY) -> list[Envelope]:
         while not (taken := self.take(limit)):
             await self.arrival()
         return taken
@@ -331,21 +361,6 @@ class Receiver:
     def close(self) -> None:
         """Receive nothing more. What is held can still be read."""
         self._bus._remove(self._mailbox)
-
-    def __aiter__(self) -> Receiver:
-        return self
-
-    async def __anext__(self) -> Envelope:
-        try:
-            return await self.recv()
-        except HappeningsClosed:
-            raise StopAsyncIteration from None
-
-    def __enter__(self) -> Receiver:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def __del__(self) -> None:
         self.close()

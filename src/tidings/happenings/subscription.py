@@ -16,7 +16,7 @@ from tidings.core.clock import Clock, within
 from tidings.log.errors import EpochMismatch
 from tidings.log.interface import Position
 
-from .bus import CAPACITY, Envelope, HappeningsBus
+from .bus import CAPACITY, Envelope, HappeningsBus, HappeningStream
 from .coalescing import Coalescer, Coalescing
 from .errors import CursorTooOld, HappeningsClosed, Lagged, check_seq
 from .filters import EVERYTHING, HappeningFilter
@@ -65,11 +65,9 @@ class History(Protocol):
         ...
 
 
-class HappeningSubscription:
+class HappeningSubscription(HappeningStream[Envelope]):
     """
-    One subscriber's stream. Made by ``Happenings.subscribe``; one task reads it at a time.
-
-    Close it when done, or use it as a context manager; one that nobody refers to any more is closed by itself.
+    One subscriber's stream. Made by ``Happenings.subscribe``. After ``Lagged``, which is said once, it goes on.
 
     Args:
         bus: Where happenings come from.
@@ -128,23 +126,13 @@ class HappeningSubscription:
         """The epoch of the seqs."""
         return self._history.epoch
 
-    async def recv(self) -> Envelope:
-        """
-        The next happening, as soon as there is one.
-
-        Raises:
-            Lagged: Some were missed; said once, and the next call goes on.
-            CursorTooOld: What was to be replayed was dropped meanwhile; nothing more will come.
-            HappeningsClosed: Everything was read, and nothing more will come.
-        """
-        return (await self.recv_many(1))[0]
-
     async def recv_many(self, limit: int = CAPACITY) -> list[Envelope]:
         """
         What has come, at least one and at most ``limit``; waits if there is nothing.
 
         Raises:
-            Lagged, CursorTooOld, HappeningsClosed: As of ``recv``.
+            Lagged, HappeningsClosed: As of ``recv``.
+            CursorTooOld: What was to be replayed was dropped meanwhile; nothing more will come.
         """
         while not self._ready:
             if self._is_catching_up:
@@ -160,21 +148,6 @@ class HappeningSubscription:
     def close(self) -> None:
         """End it: nothing more is received."""
         self._receiver.close()
-
-    def __aiter__(self) -> HappeningSubscription:
-        return self
-
-    async def __anext__(self) -> Envelope:
-        try:
-            return await self.recv()
-        except HappeningsClosed:
-            raise StopAsyncIteration from None
-
-    def __enter__(self) -> HappeningSubscription:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def _read_history(self) -> None:
         """Bring the next page from history, or find that the receiver has all that follows."""

@@ -11,6 +11,7 @@ import msgspec
 
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
+from tidings.core.tasks import cancel_and_wait
 
 from .admins import Admin
 from .commands import check_name
@@ -268,6 +269,4 @@ class Plugins:
         """Stop what runs in the background. Nothing is unloaded, and all state stays as it is."""
         self._is_closed = True
         tasks = tuple(self._retracting)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await cancel_and_wait(*tasks)

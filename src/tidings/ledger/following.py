@@ -14,7 +14,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TYPE_CHECKING, Final, NamedTuple
 
-from tidings.happenings.bus import Envelope
+from tidings.happenings.bus import Envelope, HappeningStream
 from tidings.happenings.errors import HappeningsClosed, Lagged
 from tidings.happenings.facade import Happenings
 from tidings.happenings.filters import HappeningFilter
@@ -44,12 +44,8 @@ class SubjectUpdate(NamedTuple):
     """What it was split into; then this is the last update."""
 
 
-class SubjectSubscription:
-    """
-    One subject's stream of updates. Made by ``Projections.follow_subject``; one task reads it at a time.
-
-    Close it when done, or use it as a context manager; one that nobody refers to any more is closed by itself.
-    """
+class SubjectSubscription(HappeningStream[SubjectUpdate]):
+    """One subject's stream of updates. Made by ``Projections.follow_subject``."""
 
     def __init__(self, happenings: Happenings, look: Look) -> None:
         self._happenings = happenings
@@ -88,22 +84,13 @@ class SubjectSubscription:
         self.canonical_id, self.current_seq = canonical_id, subscription.current_seq
         self._ready.append(SubjectUpdate(seq, canonical_id, projection))
 
-    async def recv(self) -> SubjectUpdate:
-        """
-        The next update, as soon as there is one.
-
-        Raises:
-            Lagged: Some happenings were missed, and with them perhaps what became of the subject: the stream ends.
-            HappeningsClosed: Nothing more will come.
-        """
-        return (await self.recv_many(1))[0]
-
     async def recv_many(self, limit: int = _BATCH_COUNT_MAX) -> list[SubjectUpdate]:
         """
         The updates that have come, at least one and at most ``limit``.
 
         Raises:
-            Lagged, HappeningsClosed: As of ``recv``.
+            Lagged: Some happenings were missed, and with them perhaps what became of the subject: the stream ends.
+            HappeningsClosed: Nothing more will come.
         """
         while not self._ready:
             if self._is_over:
@@ -121,21 +108,6 @@ class SubjectSubscription:
     def close(self) -> None:
         """End it: nothing more is heard."""
         self._subscription.close()
-
-    def __aiter__(self) -> SubjectSubscription:
-        return self
-
-    async def __anext__(self) -> SubjectUpdate:
-        try:
-            return await self.recv()
-        except HappeningsClosed:
-            raise StopAsyncIteration from None
-
-    def __enter__(self) -> SubjectSubscription:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     async def _updates(self, heard: Sequence[Envelope]) -> list[SubjectUpdate]:
         moved = next((each for each in heard if _successors(each, self.canonical_id)), None)

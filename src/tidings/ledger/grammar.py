@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from tidings.core.validation import explain, same_json
+from tidings.core.validation import reread, same_json
 from tidings.happenings.variants import (
     GrammarMigrationProgress,
     GrammarOrphansAccepted,
@@ -158,13 +158,12 @@ def strategy_of(value: Strategy | Any) -> Strategy:
     Raises:
         InvalidCommand: It is none; the text says what is wrong.
     """
+    strategy: Strategy = reread(
+        value, Strategy, lambda path, problem: InvalidCommand(f"strategy.{path}".rstrip("."), problem)
+    )
     try:
-        strategy: Strategy = msgspec.json.decode(msgspec.json.encode(value), type=Strategy)
         strategy.chooser()
-    except msgspec.ValidationError as error:
-        problem, path = explain(error)
-        raise InvalidCommand(f"strategy.{path}".rstrip("."), problem) from None
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
+    except ValueError as error:
         raise InvalidCommand("strategy", str(error)) from None
     return strategy
 

@@ -28,6 +28,7 @@ import msgspec
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.core.settings import checked
+from tidings.core.tasks import cancel_and_wait
 from tidings.happenings.bus import HappeningsBus
 from tidings.happenings.errors import InvalidHappening
 from tidings.happenings.facade import Happenings
@@ -266,10 +267,7 @@ class Ledger:
         assert self._task is not None
         assert self._janitor is not None
         await self.plugins.close()
-        for task in (self._janitor, self._covering):
-            if task is not None:
-                task.cancel()
-                await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(self._janitor, self._covering)
         self._notify()
         for waiter in self._room_waiters:
             if not waiter.done():

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.log.embedded import open_log
-from tidings.log.embedded.disk import Disk, OsDisk
+from tidings.log.embedded.disk import Disk, OsDisk, replace_file
 from tidings.log.embedded.layout import Layout
 from tidings.log.interface import Log
 from tidings.log.settings import LogSettings
@@ -54,28 +54,7 @@ class FileSnapshots:
         if not disk.exists(self._folder):
             disk.make_folder(self._folder)
             disk.sync_folder(self._folder.parent)
-        fresh = path.with_name(path.name + ".new")
-        disk.remove(fresh)
-        file = disk.open(fresh, create=True)
-        try:
-            at = 0
-            held: list[bytes] = []
-            size = 0
-            for block in blocks:
-                held.append(block)
-                size += len(block)
-                if size >= _WRITE_BYTES:
-                    file.write(at, b"".join(held))
-                    at, held, size = at + size, [], 0
-            file.write(at, b"".join(held))
-            file.sync()
-        except OSError:
-            disk.remove(fresh)  # what was written of it may be the last room that there is
-            raise
-        finally:
-            file.close()
-        disk.rename(fresh, path)
-        disk.sync_folder(self._folder)
+        replace_file(disk, path, _gathered(blocks))
 
     def load(self, offset: int) -> bytes:
         """All of one."""
@@ -91,3 +70,16 @@ class FileSnapshots:
 
     def _path(self, offset: int) -> Path:
         return self._folder / f"{offset:020}{_SUFFIX}"
+
+
+def _gathered(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    """The same bytes in pieces that are worth a write each."""
+    held: list[bytes] = []
+    size = 0
+    for block in blocks:
+        held.append(block)
+        size += len(block)
+        if size >= _WRITE_BYTES:
+            yield b"".join(held)
+            held, size = [], 0
+    yield b"".join(held)

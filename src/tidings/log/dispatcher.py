@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
 from tidings.core.errors import TidingsError
+from tidings.core.tasks import cancel_and_wait
 
 from .errors import DispatcherStopped, LogClosed
 from .interface import Log, Query
@@ -101,9 +102,7 @@ class Dispatcher:
         """Stop. Whoever waits for a seq gets ``DispatcherStopped``. Closing twice is fine."""
         self._is_closed = True
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(task)
         self._end_waiting()
 
     @property

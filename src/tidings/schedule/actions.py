@@ -29,7 +29,7 @@ from tidings.core.errors import InvalidName, TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import derived_id
 from tidings.core.names import SYNC_TOPICS, check_space, check_topic, check_type
-from tidings.core.validation import explain
+from tidings.core.validation import reread
 from tidings.ledger.errors import ErrorClass, LedgerError
 from tidings.ledger.records import LEDGER_TOPIC
 
@@ -101,14 +101,10 @@ def action_of(value: ScheduledAction | Any) -> ScheduledAction:
     Raises:
         BadSpec: It is none; the text says what is wrong.
     """
-    try:
-        # By way of JSON: what would be stored otherwise than it is now is found here, not after a restart.
-        return msgspec.json.decode(msgspec.json.encode(value), type=ScheduledAction)
-    except msgspec.ValidationError as error:
-        problem, path = explain(error)
-        raise BadSpec(f"{f'action.{path}' if path else 'action'}: {problem}") from None
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        raise BadSpec(f"action: {error}") from None
+    action: ScheduledAction = reread(
+        value, ScheduledAction, lambda path, problem: BadSpec(f"{'.'.join(filter(None, ('action', path)))}: {problem}")
+    )
+    return action
 
 
 Handler = Callable[[ScheduledAction, str], Awaitable[object]]

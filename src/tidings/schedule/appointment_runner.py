@@ -16,9 +16,9 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any, Final
 
-from tidings.core.clock import within
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
+from tidings.core.tasks import cancel_and_wait, finish_or_cancel
 from tidings.core.timers import WallClockAlarm
 from tidings.ledger.commands import Command
 from tidings.ledger.errors import LedgerClosed, LedgerError
@@ -120,14 +120,8 @@ class AppointmentRunner:
         task, self._task = self._task, None
         if task is None:
             return
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        if self._firing:
-            working = list(self._firing.values())
-            if not await within(self._clock, _CLOSE_S, asyncio.gather(*working, return_exceptions=True)):
-                for each in working:
-                    each.cancel()
-                await asyncio.gather(*working, return_exceptions=True)
+        await cancel_and_wait(task)
+        await finish_or_cancel(self._clock, _CLOSE_S, self._firing.values())
 
     # What users do
 

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Final, TypeAlias
 
 import msgspec
 
-from tidings.core.validation import explain
+from tidings.core.validation import reread
 
 from .errors import BadRecurrence
 from .recurrence import (
@@ -126,16 +126,12 @@ def appointment_spec(value: AppointmentSpec | Any) -> AppointmentSpec:
     Raises:
         BadRecurrence: It is none; ``field`` names the part at fault.
     """
-    try:
-        encoded = msgspec.json.encode(value)
-        if len(encoded) > _SPEC_BYTES_MAX:
-            raise BadRecurrence("spec", f"is {len(encoded)} bytes of JSON; at most {_SPEC_BYTES_MAX} are allowed")
-        spec = msgspec.json.decode(encoded, type=AppointmentSpec)
-    except msgspec.ValidationError as error:
-        problem, path = explain(error)
-        raise BadRecurrence(path or "spec", problem) from None
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        raise BadRecurrence("spec", str(error)) from None
+    spec: AppointmentSpec = reread(
+        value,
+        AppointmentSpec,
+        lambda path, problem: BadRecurrence(path or "spec", problem),
+        bytes_max=_SPEC_BYTES_MAX,
+    )
     if spec.zone is None:
         spec = msgspec.structs.replace(spec, zone=Utc() if isinstance(spec.recurrence, Cron) else Local())
     return spec

@@ -17,6 +17,7 @@ from typing import Final
 
 from tidings.core.clock import Clock
 from tidings.core.errors import SettingsError, TidingsError
+from tidings.core.tasks import cancel_and_wait
 from tidings.happenings.variants import ClockAdjusted, ClockTrustChanged, Happening
 
 from .settings import ScheduleSettings
@@ -133,9 +134,7 @@ class TimeTrustTracker:
     async def close(self) -> None:
         """Stop. Closing twice is fine."""
         task, self._task = self._task, None
-        if task is not None:
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
+        await cancel_and_wait(task)
 
     async def current(self) -> TimeTrust:
         """The trust now: a clock that was set since the last look is looked at first."""

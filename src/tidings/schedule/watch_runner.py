@@ -19,9 +19,10 @@ from typing import Any, Final, TypeVar
 
 import msgspec
 
-from tidings.core.clock import SteadyClock, within
+from tidings.core.clock import SteadyClock
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
+from tidings.core.tasks import cancel_and_wait, finish_or_cancel
 from tidings.core.timers import Timers
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import CursorTooOld, HappeningsClosed, Lagged
@@ -217,17 +218,11 @@ class WatchRunner:
         await asyncio.gather(*self._changes, return_exceptions=True)
         async with self._lock:  # what was evaluated is stored: nobody is stopped in between
             await self._timers.close()
-            task.cancel()
-            await asyncio.gather(task, return_exceptions=True)
-        working = {line.task for line in self._lines.values() if line.task is not None}
+            await cancel_and_wait(task)
+        working = [line.task for line in self._lines.values() if line.task is not None]
         for line in self._lines.values():
             line.keep_only_first()
-        if working:
-            ended = asyncio.gather(*working, return_exceptions=True)
-            if not await within(self._ledger.clock, _CLOSE_S, ended):
-                for each in working:
-                    each.cancel()
-                await asyncio.gather(*working, return_exceptions=True)
+        await finish_or_cancel(self._ledger.clock, _CLOSE_S, working)
         if self._subscription is not None:
             self._subscription.close()
         if self._watches and self._seq > self._stored_seq:

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Final, NamedTuple
 import msgspec
 
 from tidings.core.settings import Settings
-from tidings.core.validation import explain
+from tidings.core.validation import reread
 from tidings.happenings.variants import (
     Happening,
     WatchCancelled,
@@ -131,17 +131,12 @@ def watch_spec(value: WatchSpec | Any) -> WatchSpec:
     Raises:
         BadSpec: It cannot; the text says what is wrong.
     """
-    try:
-        encoded = msgspec.json.encode(value)
-        if len(encoded) > _SPEC_BYTES_MAX:
-            raise BadSpec(f"the spec is {len(encoded)} bytes of JSON; at most {_SPEC_BYTES_MAX} are allowed")
-        # By way of JSON: what would be stored otherwise than it is now (NaN, for one) is found here, not after a restart.
-        spec = msgspec.json.decode(encoded, type=WatchSpec)
-    except msgspec.ValidationError as error:
-        problem, path = explain(error)
-        raise BadSpec(f"{path or 'spec'}: {problem}") from None
-    except (msgspec.MsgspecError, TypeError, ValueError, RecursionError) as error:
-        raise BadSpec(f"spec: {error}") from None
+    spec: WatchSpec = reread(
+        value,
+        WatchSpec,
+        lambda path, problem: BadSpec(f"{path or 'spec'}: {problem}"),
+        bytes_max=_SPEC_BYTES_MAX,
+    )
     Tree(spec.condition)
     return spec
 

@@ -9,13 +9,13 @@ import os
 import secrets
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Final, Self
 
 import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.events import Event
+from tidings.core.tasks import cancel_and_wait
 from tidings.ledger.errors import LedgerUnavailable
 from tidings.ledger.ledger import Ledger, open_ledger
 from tidings.ledger.settings import LedgerSettings
@@ -112,9 +112,7 @@ class LedgerService:
 
     async def stop(self) -> None:
         """Keep no more appointments, and watch no more; what is under way may end. Stopping twice is fine."""
-        if self._starting is not None:
-            self._starting.cancel()
-            await asyncio.gather(self._starting, return_exceptions=True)
+        await cancel_and_wait(self._starting)
         await self.appointments.close()
         await self.watches.close()
         await self.trust.close()
@@ -133,9 +131,7 @@ class LedgerService:
     async def __aenter__(self) -> Self:
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc: object) -> None:
         await self.close()
 
     async def _request(self, action: ScheduledAction, firing: str) -> object:

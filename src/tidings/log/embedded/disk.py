@@ -20,7 +20,7 @@ import errno
 import fcntl
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -430,13 +430,16 @@ def sync_for_good(disk: Disk, files: Sequence[File], path: Path) -> None:
         raise
 
 
-def replace_file(disk: Disk, path: Path, data: bytes) -> None:
-    """Put ``data`` at ``path`` so that a crash leaves either the old content or the new, whole."""
+def replace_file(disk: Disk, path: Path, data: bytes | Iterator[bytes]) -> None:
+    """Put ``data``, whole or in pieces, at ``path`` so that a crash leaves either the old content or the new, whole."""
     fresh = path.with_name(path.name + ".new")
     disk.remove(fresh)
     file = disk.open(fresh, create=True)
     try:
-        file.write(0, data)
+        at = 0
+        for piece in (data,) if isinstance(data, bytes) else data:
+            file.write(at, piece)
+            at += len(piece)
         file.sync()
     except OSError:
         disk.remove(fresh)  # what was written of it may be the last room that there is
