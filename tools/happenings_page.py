@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final, NamedTuple
 
 from tidings.happenings.description import VariantDescription, describe_variants
-from tidings.happenings.variants import variants
+from tidings.happenings.happening import variants
 
 __all__ = ["Site", "find_sites", "happenings_page", "render"]
 

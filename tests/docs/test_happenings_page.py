@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tidings.happenings.description import describe_variants
-from tidings.happenings.variants import Happening, Plugin, Subject
+from tidings.happenings.happening import Happening, Plugin, Subject
 from tools.happenings_page import Site, render
 
 

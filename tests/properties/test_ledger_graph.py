@@ -16,7 +16,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from tests.scenarios.ledger.graph_support import CATALOGUE
 from tests.unit.ledger.support import run, thawed
-from tidings.happenings.variants import Happening, SplitStrategy
+from tidings.happenings.happening import Happening
+from tidings.happenings.variants import SplitStrategy
 from tidings.ledger.admin_ledger import AdminLedger
 from tidings.ledger.administration import (
     ForceRetractAddressing,

@@ -32,6 +32,7 @@ SYNC_TOPICS: Final = frozenset({"sync", "sync.projects", "sync.legacy"})
 _PATH_NAME: Final = re.compile(r"[A-Za-z0-9_@:\-]+(?:\.[A-Za-z0-9_@:\-]+)*", re.ASCII)
 OBJECT_ID: Final = re.compile(r"[a-z][a-z0-9]*(?:[_.\-][a-z0-9]+)*:.+", re.ASCII | re.DOTALL)
 _APP: Final = re.compile(r"[a-z0-9][a-z0-9._\-]*", re.ASCII)
+_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
@@ -138,6 +139,11 @@ def check_app(field: str, app: object) -> str:
         hint = f"up to {APP_CHARS_MAX} lower-case letters, digits, '.', '_' and '-'; the first a letter or digit"
         raise InvalidName(field, f"{_shown(app)} is not an app", hint)
     return str.__str__(app)
+
+
+def snake_case(name: str) -> str:
+    """A class's name as JSON has it: ``DoorOpened`` is ``door_opened``."""
+    return _CAPITAL.sub("_", name).lower()
 
 
 def _text(field: str, value: object, bytes_max: int) -> str:

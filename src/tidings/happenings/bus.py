@@ -19,7 +19,7 @@ from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from .errors import HappeningsClosed, Lagged
 from .filters import EVERYTHING, FilterIndex, HappeningFilter
-from .variants import AnyHappening, to_json
+from .happening import AnyHappening, to_json
 
 CAPACITY: Final = 1024
 """How many happenings a receiver holds unless the bus is told otherwise."""

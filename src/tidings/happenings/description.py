@@ -7,7 +7,7 @@ import inspect
 import msgspec
 import msgspec.inspect
 
-from .variants import Happening, facts_of, static_labels, variants
+from .happening import Happening, facts_of, static_labels, variants
 
 
 class FieldDescription(msgspec.Struct, frozen=True):

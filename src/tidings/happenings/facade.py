@@ -12,8 +12,8 @@ from .bus import Envelope, HappeningsBus
 from .coalescing import Coalescing
 from .errors import check_seq
 from .filters import HappeningFilter
+from .happening import AnyHappening, check
 from .subscription import HappeningSubscription, History
-from .variants import AnyHappening, check
 
 _PAGE_COUNT_MAX: Final = 1000
 

@@ -15,7 +15,7 @@ import msgspec
 from tidings.core.validation import explain
 
 from .errors import InvalidHappeningFilter
-from .variants import AnyHappening
+from .happening import AnyHappening
 
 _VALUES_COUNT_MAX: Final = 10_000
 

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import msgspec
 
+from tidings.happenings.happening import Happening
 from tidings.happenings.variants import (
     ClaimsRetracted,
-    Happening,
     RelationClaimForcedRetract,
     RelationSuppressed,
     RelationSuppressionReasonUpdated,

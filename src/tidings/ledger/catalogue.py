@@ -17,7 +17,8 @@ from typing import Any, ClassVar, Final
 import msgspec
 
 from tidings.core.validation import explain
-from tidings.happenings.variants import Cardinality, CatalogueFallback, CatalogueReloaded, Happening
+from tidings.happenings.happening import Happening
+from tidings.happenings.variants import Cardinality, CatalogueFallback, CatalogueReloaded
 
 from .admin_ledger import record_admin_action
 from .commands import Command, CommandOutcome

@@ -13,11 +13,11 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from tidings.core.validation import same_json
+from tidings.happenings.happening import Happening
 from tidings.happenings.variants import (
     AddressingForm,
     Cardinality,
     ClaimsRetracted,
-    Happening,
     RelationCardinalityViolation,
     RelationForgotten,
     Side,

@@ -18,12 +18,12 @@ from typing import Any, ClassVar, Final, NamedTuple
 
 import msgspec
 
-from tidings.happenings.variants import Happening
+from tidings.core.names import snake_case
+from tidings.happenings.happening import Happening
 
 from .errors import CommandDeclaredTwice, InvalidCommand
 from .state import LedgerState, Rehearsed
 
-_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 TEXT_BYTES_MAX: Final = 4096
 PAYLOAD_BYTES_MAX: Final = 1 << 20
@@ -41,10 +41,6 @@ class CommandOutcome(NamedTuple):
     """Whether there is anything to store. A command without effect is answered and leaves no record."""
 
 
-def _name_of(name: str) -> str:
-    return _CAPITAL.sub("_", name).lower()
-
-
 class _CommandType(msgspec.StructMeta, abc.ABCMeta):
     """Lets a Struct have abstract methods."""
 
@@ -57,7 +53,7 @@ class Command(
     omit_defaults=True,
     forbid_unknown_fields=True,
     tag_field="command",
-    tag=_name_of,
+    tag=snake_case,
 ):
     """A change of the ledger. The class's name in snake case is its name in records, and stays."""
 
@@ -66,7 +62,7 @@ class Command(
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
-        name = _name_of(cls.__name__)
+        name = snake_case(cls.__name__)
         known = COMMANDS.get(name)
         if known is not None and (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):
             raise CommandDeclaredTwice(name, f"{known.__module__}.{known.__qualname__}")

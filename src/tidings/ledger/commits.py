@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from tidings.core.events import Event
-from tidings.happenings.variants import AnyHappening
+from tidings.happenings.happening import AnyHappening
 
 from .commands import Command
 

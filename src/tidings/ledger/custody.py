@@ -12,13 +12,13 @@ from typing import Any, ClassVar, Literal
 
 import msgspec
 
+from tidings.happenings.happening import Happening
 from tidings.happenings.variants import (
     CustodyAborted,
     CustodyDegraded,
     CustodyReleased,
     CustodyStateReported,
     CustodyTaken,
-    Happening,
     HealthStatus,
 )
 

@@ -20,12 +20,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, NamedTuple, TypeAlias
 import msgspec
 
 from tidings.core.validation import reread, same_json
-from tidings.happenings.variants import (
-    GrammarMigrationProgress,
-    GrammarOrphansAccepted,
-    Happening,
-    SubjectGrammarOrphan,
-)
+from tidings.happenings.happening import Happening
+from tidings.happenings.variants import GrammarMigrationProgress, GrammarOrphansAccepted, SubjectGrammarOrphan
 
 from .admin_ledger import AdminEntry, AdminLedger
 from .catalogue import CurrentCatalogue

@@ -32,7 +32,7 @@ from tidings.core.tasks import cancel_and_wait
 from tidings.happenings.bus import HappeningsBus
 from tidings.happenings.errors import InvalidHappening
 from tidings.happenings.facade import Happenings
-from tidings.happenings.variants import AnyHappening
+from tidings.happenings.happening import AnyHappening
 from tidings.log.encoding import check_payload
 from tidings.log.interface import Log, Refused
 from tidings.log.settings import LogSettings

@@ -17,9 +17,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 
+from tidings.happenings.happening import Happening
 from tidings.happenings.variants import (
     ClaimReassigned,
-    Happening,
     RelationCardinalityViolatedPostRewrite,
     RelationClaimSuppressionCollapsed,
     RelationRewritten,

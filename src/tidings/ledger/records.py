@@ -24,7 +24,7 @@ import orjson
 
 from tidings.core.events import Event, EventMeta
 from tidings.happenings.errors import InvalidHappening
-from tidings.happenings.variants import AnyHappening, Happening, from_json, to_json, variant_count, variants
+from tidings.happenings.happening import AnyHappening, Happening, from_json, to_json, variant_count, variants
 from tidings.log.interface import Authorise
 from tidings.log.record import Record
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from tidings.core.errors import TidingsError
-from tidings.happenings.variants import Happening
+from tidings.happenings.happening import Happening
 from tidings.log.interface import Log, Query
 from tidings.log.reading import pages
 from tidings.log.record import Record

@@ -26,8 +26,8 @@ from typing import Annotated, Any, Final, Literal, TypeAlias
 import msgspec
 
 from tidings.happenings.filters import EVERYTHING, HappeningFilter
+from tidings.happenings.happening import AnyHappening
 from tidings.happenings.variants import (
-    AnyHappening,
     SubjectForgotten,
     SubjectMerged,
     SubjectMigrated,

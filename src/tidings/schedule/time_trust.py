@@ -18,7 +18,8 @@ from typing import Final
 from tidings.core.clock import Clock
 from tidings.core.errors import SettingsError, TidingsError
 from tidings.core.tasks import cancel_and_wait
-from tidings.happenings.variants import ClockAdjusted, ClockTrustChanged, Happening
+from tidings.happenings.happening import Happening
+from tidings.happenings.variants import ClockAdjusted, ClockTrustChanged
 
 from .settings import ScheduleSettings
 

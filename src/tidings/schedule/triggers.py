@@ -16,7 +16,7 @@ from typing import Annotated, Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from tidings.happenings.variants import AnyHappening
+from tidings.happenings.happening import AnyHappening
 
 from .conditions import Leaves, Tree
 

@@ -15,13 +15,8 @@ import msgspec
 
 from tidings.core.settings import Settings
 from tidings.core.validation import reread
-from tidings.happenings.variants import (
-    Happening,
-    WatchCancelled,
-    WatchEvaluationThrottled,
-    WatchFired,
-    WatchMissed,
-)
+from tidings.happenings.happening import Happening
+from tidings.happenings.variants import WatchCancelled, WatchEvaluationThrottled, WatchFired, WatchMissed
 from tidings.ledger.admin_ledger import record_admin_action
 from tidings.ledger.commands import Command, CommandOutcome, check_name
 from tidings.ledger.paging import KeyOrder

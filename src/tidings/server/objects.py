@@ -25,7 +25,7 @@ import msgspec
 from tidings.access.administration import ACCESS_TOPIC
 from tidings.core.names import OBJECT_BYTES_MAX
 from tidings.core.validation import UNREADABLE
-from tidings.happenings.variants import facts_of, variant_count, variants
+from tidings.happenings.happening import facts_of, variant_count, variants
 from tidings.ledger.records import LEDGER_TOPIC
 from tidings.log.record import Record
 from tidings.sync.dialects import DIALECTS

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from tidings.happenings.variants import static_labels, variants
+from tidings.happenings.happening import static_labels, variants
 from tidings.ledger.catalogue import CurrentCatalogue
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.state import Rehearsed

@@ -10,8 +10,8 @@ import msgspec
 
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import HappeningsClosed, Lagged
+from tidings.happenings.happening import to_json
 from tidings.happenings.subscription import HappeningSubscription
-from tidings.happenings.variants import to_json
 from tidings.ledger.following import SubjectSubscription, SubjectUpdate
 from tidings.wire.steward import answers, frames
 

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from tests.integration.node_support import until
-from tidings.happenings.variants import PluginEvent, UnknownHappening
+from tidings.happenings.happening import UnknownHappening
+from tidings.happenings.variants import PluginEvent
 
 from .support import SocketClient, refused_with, stewarding
 

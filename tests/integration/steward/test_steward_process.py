@@ -14,7 +14,7 @@ import pytest
 
 from tests.integration.cli.support import Process, started
 from tests.integration.steward.raw_client import RawClient
-from tidings.happenings.variants import static_labels, variants
+from tidings.happenings.happening import static_labels, variants
 
 CATALOGUE = """
 schema_version = 1

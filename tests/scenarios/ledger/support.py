@@ -7,8 +7,8 @@ from typing import Any, Final
 
 from tidings.core.events import Event
 from tidings.happenings.bus import Envelope
+from tidings.happenings.happening import to_json
 from tidings.happenings.subscription import HappeningSubscription
-from tidings.happenings.variants import to_json
 from tidings.ledger import Ledger
 from tidings.ledger.catalogue import parse_catalogue
 from tidings.log.errors import StorageFull

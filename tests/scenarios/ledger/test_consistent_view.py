@@ -19,7 +19,8 @@ import pytest
 
 from tidings.core.events import Event
 from tidings.happenings.filters import HappeningFilter
-from tidings.happenings.variants import HealthStatus, SplitStrategy, variants
+from tidings.happenings.happening import variants
+from tidings.happenings.variants import HealthStatus, SplitStrategy
 from tidings.ledger import Admin, Ledger, Plugin
 from tidings.ledger.admin_ledger import AdminLedger
 from tidings.ledger.catalogue import CurrentCatalogue, SetCatalogue, catalogue_command, parse_catalogue

@@ -11,7 +11,7 @@ from typing import Any, Final
 import pytest
 
 from tidings.happenings.filters import HappeningFilter
-from tidings.happenings.variants import Happening, variants
+from tidings.happenings.happening import Happening, variants
 from tools.happenings_page import SOURCES, Site, find_sites
 from tools.reference import FOLDER
 

@@ -11,7 +11,8 @@ import pytest
 
 from tests.unit.happenings.test_variants import OURS, examples
 from tidings.happenings.errors import HappeningsClosed, Lagged
-from tidings.happenings.variants import Happening, SplitStrategy, facts_of
+from tidings.happenings.happening import Happening, facts_of
+from tidings.happenings.variants import SplitStrategy
 from tidings.ledger import Ledger, LedgerSettings, ProjectionScope, open_ledger
 from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
 from tidings.ledger.errors import AliasChainForked, AliasChainUnresolved, UnknownSubject

@@ -9,7 +9,8 @@ import pytest
 
 from tidings.happenings import Happening, HappeningFilter, HappeningSubscription, UnknownHappening
 from tidings.happenings.errors import InvalidHappening
-from tidings.happenings.variants import FlightModeChanged, Plugin, Subject, to_json
+from tidings.happenings.happening import Plugin, Subject, to_json
+from tidings.happenings.variants import FlightModeChanged
 from tidings.ledger import Ledger, LedgerSettings, open_ledger
 from tidings.log.memory import MemoryLog
 
@@ -130,7 +131,7 @@ async def test_a_filter_on_a_subject_follows_it(ledger: Ledger) -> None:
 
 def _forget(variant: type[Happening]) -> None:
     """As a process would be that never declared it."""
-    from tidings.happenings import variants as module
+    from tidings.happenings import happening as module
 
     del module._variants["kettle_boiled"]
     module._facts.pop(variant, None)

@@ -13,18 +13,8 @@ import pytest
 from tidings.happenings import AnyHappening, Happening, HappeningFilter, UnknownHappening
 from tidings.happenings.description import describe_variants
 from tidings.happenings.errors import InvalidHappening, VariantDeclaredTwice
-from tidings.happenings.variants import (
-    FreeForm,
-    HealthStatus,
-    Plugin,
-    PluginEvent,
-    Shelf,
-    Subject,
-    from_json,
-    static_labels,
-    to_json,
-    variants,
-)
+from tidings.happenings.happening import FreeForm, Plugin, Shelf, Subject, from_json, static_labels, to_json, variants
+from tidings.happenings.variants import HealthStatus, PluginEvent
 
 from .support import AT_MS, released
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from tidings.happenings.variants import Happening, to_json
+from tidings.happenings.happening import Happening, to_json
 from tidings.ledger.commands import COMMANDS, Command, CommandOutcome
 from tidings.ledger.state import LedgerState, Part
 

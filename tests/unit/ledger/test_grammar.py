@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from tests.unit.ledger.support import thawed
-from tidings.happenings.variants import CustodyReleased, to_json
+from tidings.happenings.happening import to_json
+from tidings.happenings.variants import CustodyReleased
 from tidings.ledger import Ledger, LedgerSettings, open_ledger
 from tidings.ledger.admin_ledger import AdminLedger
 from tidings.ledger.catalogue import parse_catalogue

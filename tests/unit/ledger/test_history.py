@@ -13,7 +13,8 @@ from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
 from tidings.core.clock import Clock, datetime_of
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import CursorTooOld
-from tidings.happenings.variants import CustodyReleased, UnknownHappening
+from tidings.happenings.happening import UnknownHappening
+from tidings.happenings.variants import CustodyReleased
 from tidings.ledger import Ledger
 from tidings.ledger.retention import LedgerHolders
 from tidings.ledger.snapshots import MemorySnapshots

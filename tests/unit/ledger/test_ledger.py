@@ -12,8 +12,9 @@ import pytest
 from tests.unit.ledger.ledger_support import BreakHalfway, Names, TakeName, TrickyLog, a_ledger, killed, owners
 from tidings.core.events import Event, EventMeta
 from tidings.happenings.bus import Envelope
-from tidings.happenings.variants import CustodyReleased, Happening, PluginEvent
-from tidings.happenings.variants import _variants as declared
+from tidings.happenings.happening import Happening
+from tidings.happenings.happening import _variants as declared
+from tidings.happenings.variants import CustodyReleased, PluginEvent
 from tidings.ledger import Command, open_ledger
 from tidings.ledger.catalogue import CurrentCatalogue, parse_catalogue
 from tidings.ledger.errors import (

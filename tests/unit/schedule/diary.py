@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from tidings.core.clock import ns_of
-from tidings.happenings.variants import to_json
+from tidings.happenings.happening import to_json
 from tidings.ledger import open_ledger
 from tidings.ledger.snapshots import MemorySnapshots
 from tidings.log.interface import Log

@@ -6,7 +6,8 @@ import asyncio
 from collections.abc import Mapping
 from typing import Any
 
-from tidings.happenings.variants import PluginEvent, to_json
+from tidings.happenings.happening import to_json
+from tidings.happenings.variants import PluginEvent
 from tidings.ledger import LedgerSettings, open_ledger
 from tidings.ledger.catalogue import parse_catalogue
 from tidings.ledger.claims import AnnounceSubject, UpdateSubjectState

@@ -9,11 +9,10 @@ import msgspec
 import pytest
 
 from tidings.happenings.filters import HappeningFilter
+from tidings.happenings.happening import AnyHappening, Happening
 from tidings.happenings.variants import (
-    AnyHappening,
     CustodyReleased,
     CustodyTaken,
-    Happening,
     SplitStrategy,
     SubjectForgotten,
     SubjectMerged,

@@ -6,7 +6,7 @@ import pytest
 
 from tidings.core.errors import SettingsError
 from tidings.core.settings import checked
-from tidings.happenings.variants import Happening, to_json
+from tidings.happenings.happening import Happening, to_json
 from tidings.schedule.settings import ScheduleSettings
 from tidings.schedule.time_trust import TimeTrust, TimeTrustTracker, sync_source_of, trust_of
 from tidings.testing import VirtualClock

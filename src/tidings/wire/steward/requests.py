@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import functools
 import operator
-import re
 from typing import Annotated, Any, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import UNSET, UnsetType
 
 from tidings.core.errors import TidingsError
+from tidings.core.names import snake_case
 from tidings.core.validation import UNREADABLE, RepeatedKey, parse_strict
-
-_CAPITAL: Final = re.compile(r"(?<!^)(?=[A-Z])")
 
 
 class RequestInvalid(TidingsError):
@@ -63,7 +61,7 @@ and the second may be refused for that; ``more`` is done twice.
 
 
 def _name_of(name: str) -> str:
-    return _CAPITAL.sub("_", name.removesuffix("Request")).lower()
+    return snake_case(name.removesuffix("Request"))
 
 
 class StewardRequest(

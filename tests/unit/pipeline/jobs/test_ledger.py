@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import SMALL, Workspace
-from tidings.happenings.variants import HealthStatus, to_json
+from tidings.happenings.happening import to_json
+from tidings.happenings.variants import HealthStatus
 from tidings.ledger import Ledger, open_ledger
 from tidings.ledger.catalogue import parse_catalogue
 from tidings.ledger.relations import Relations
