@@ -1,7 +1,8 @@
 """The bus: durable consumer groups over the log."""
 
-from .eventbus import EventBus, EventBusState
+from .eventbus import EventBus
 from .events import Ack, Nack, ReceivedEvent
+from .life import EventBusState
 from .once import KeyMemory, once
 from .publisher import Publisher, PublisherSettings, PublishResult
 from .settings import Backoff, BusSettings, SubscriptionSettings, TopicPolicy

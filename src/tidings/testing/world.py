@@ -24,7 +24,8 @@ from typing import Any, Final, Literal, TypeVar
 
 import msgspec
 
-from tidings.bus.eventbus import EventBus, EventBusState
+from tidings.bus.eventbus import EventBus
+from tidings.bus.life import EventBusState
 from tidings.bus.members import LocalMember
 from tidings.bus.store.files import open_files
 from tidings.bus.store.interface import GroupStore
