@@ -26,6 +26,7 @@ def test_what_is_printed_can_be_pasted_and_a_second_start_goes_on(tmp_path: Path
         while "log tail" not in "".join(screen):
             screen.append(process.line())
         pasted = screen[screen.index("Paste into another window, in this folder:") + 2 :]
+        again = invoke("serve", "--dev", "--port", 0, "-w", tmp_path)
         answers = subprocess.run(["sh", "-ec", "\n".join(pasted[:-1])], capture_output=True, text=True, check=True)
         process.process.send_signal(signal.SIGTERM)
         assert process.exit_code() == 0
@@ -41,6 +42,7 @@ def test_what_is_printed_can_be_pasted_and_a_second_start_goes_on(tmp_path: Path
         assert process.exit_code() == 0
 
     assert '"number":1' in answers.stdout
+    assert (again.exit_code, "a node serves it at http://127.0.0.1" in again.stderr) == (4, True)
     assert pasted[-1].endswith(f"log tail -w {tmp_path}")
     assert "Not for other machines" in said
     assert secret not in said

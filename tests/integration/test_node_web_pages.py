@@ -68,7 +68,7 @@ async def test_an_origin_that_is_set_is_let_in(tmp_path: Path) -> None:
 
 
 async def test_a_page_of_an_origin_that_is_set_gets_the_answers(tmp_path: Path) -> None:
-    """A browser that asks first is told that it may, with a token too; each answer says whose page may see it; to others it says nothing."""
+    """A browser that asks first is told that it may, with a token too; each answer, also a refusal at the node's edge, says whose page may see it; to others it says nothing."""
     asked = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
     page = {"origin": "https://app.example"}
     origins = ("https://app.example",)
@@ -78,13 +78,14 @@ async def test_a_page_of_an_origin_that_is_set_gets_the_answers(tmp_path: Path) 
             await client.post("/v1/events", json=event(), headers={**page, **who})
             for who in (node.headers("root", roles=["admin"]), {})
         ]
+        answers.append(await client.get("/nowhere", headers=page))
         module = await client.get("/client/events.js", headers=page)
         stranger = await client.options("/v1/events", headers={"origin": "https://evil.example", **asked})
         program = await client.get("/client/events.js")
 
     assert (first.status_code, first.headers["access-control-allow-origin"]) == (200, "https://app.example")
     assert "authorization" in first.headers["access-control-allow-headers"]
-    assert [each.status_code for each in answers] == [201, 401]
+    assert [each.status_code for each in answers] == [201, 401, 404]
     assert {each.headers.get("access-control-allow-origin") for each in (*answers, module)} == {"https://app.example"}
     assert stranger.status_code == 403
     assert not any(name.startswith("access-control") for name in (*stranger.headers, *program.headers))

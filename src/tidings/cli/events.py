@@ -9,7 +9,7 @@ import typer
 
 from .administration import running_node_of
 from .ledger_access import trusting
-from .output import Output, plain
+from .output import Output, as_typed, plain
 from .session import Session, command
 
 if TYPE_CHECKING:
@@ -53,13 +53,14 @@ async def tail(
     """
     Show the events that the node which holds the workspace delivers, until Ctrl-C; graph events unless channels are given.
 
+    A graph event tells of a record that names `objects`; one that names none is told to nobody, and stands in `tidings log tail`.
     Graph events are shown once each, in order, also if the node is restarted meanwhile. Of other events some may be missing then, which is said.
     """
     from tidings.client.events import EventStream
 
     node = running_node_of(session)
     shown = gaps = 0
-    async with EventStream(
+    stream = EventStream(
         node.address.url,
         token=node.token,
         app=app_,
@@ -69,15 +70,23 @@ async def tail(
         since=since,
         patience_s=_PATIENCE_S,
         ssl_context=trusting(node.address),
-    ) as events:
-        async for envelope in events:
-            if channels and events.gap_count > gaps:
-                gaps = events.gap_count
-                session.out.note("the connection could not be resumed: events that are not graph events may be missing")
-            _show(session.out, envelope)
-            shown += 1
-            if shown == count:
-                return
+    )
+    if not channels:
+        session.out.note(
+            as_typed("events that name objects (--object) are shown; `tidings log tail` shows every record")
+        )
+    with node.naming_token():
+        async with stream as events:
+            async for envelope in events:
+                if channels and events.gap_count > gaps:
+                    gaps = events.gap_count
+                    session.out.note(
+                        "the connection could not be resumed: events that are not graph events may be missing"
+                    )
+                _show(session.out, envelope)
+                shown += 1
+                if shown == count:
+                    return
 
 
 def _show(out: Output, envelope: ReceivedEnvelope) -> None:

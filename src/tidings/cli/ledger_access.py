@@ -20,6 +20,7 @@ from tidings.server.address import NodeAddress
 from tidings.wire.steward import frames, requests
 
 from .administration import node_address_of
+from .node_log import NodeTarget
 from .output import UsageProblem
 from .session import Session, read_text
 
@@ -62,8 +63,19 @@ async def ledger_of(session: Session, *, capabilities: Sequence[str] = ()) -> As
         async with _opened(session) as access:
             yield access
         return
-    async with _client(session, address, capabilities) as client:
-        yield _Node(client)
+    from tidings.client.ledger import LedgerClient
+
+    if session.token is None and address.steward is not None:
+        node = NodeTarget(address, None)
+        opened = LedgerClient.unix(address.steward, capabilities=capabilities, patience_s=0)
+    else:
+        node, trusted = session.target(address), trusting(address)
+        opened = LedgerClient(
+            address.url, token=node.token, capabilities=capabilities, ssl_context=trusted, patience_s=0
+        )
+    with node.naming_token():
+        async with opened as client:
+            yield _Node(client)
 
 
 def trusting(address: NodeAddress) -> ssl.SSLContext | None:
@@ -74,16 +86,6 @@ def trusting(address: NodeAddress) -> ssl.SSLContext | None:
     context.check_hostname = False
     context.verify_flags |= ssl.VERIFY_X509_PARTIAL_CHAIN
     return context
-
-
-def _client(session: Session, address: NodeAddress, capabilities: Sequence[str]) -> Any:
-    from tidings.client.ledger import LedgerClient
-
-    if session.token is None and address.steward is not None:
-        return LedgerClient.unix(address.steward, capabilities=capabilities, patience_s=0)
-    node = session.target(address)
-    context = trusting(address)
-    return LedgerClient(address.url, token=node.token, capabilities=capabilities, ssl_context=context, patience_s=0)
 
 
 class _Node:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
@@ -10,6 +12,7 @@ import msgspec
 
 from tidings.access.administration import Request, send
 from tidings.access.errors import NodeRefused
+from tidings.core.errors import TidingsError
 from tidings.log.interface import Page, Position, Query, TopicInfo
 from tidings.log.record import Record
 from tidings.log.retention import SegmentInfo
@@ -60,13 +63,27 @@ class NodeTarget(NamedTuple):
         where = f"{path}?{urlencode(given, doseq=True)}" if given else path
         data = body if isinstance(body, bytes) else b"" if body is None else msgspec.json.encode(body)
         request, address = Request(method, where, data), self.address
+        with self.naming_token():
+            answer: T = await asyncio.to_thread(send, address.url, request, self.token, address.certificate, kind)
+        return answer
+
+    @contextlib.contextmanager
+    def naming_token(self) -> Iterator[None]:
+        """Around what asks the node, in whatever way: if it does not believe the token, the hint says which one that was."""
         try:
-            return await asyncio.to_thread(send, address.url, request, self.token, address.certificate, kind)
-        except NodeRefused as error:
-            if error.status == _UNAUTHORIZED and self.shown is not None:
+            yield
+        except TidingsError as error:
+            if self.shown is not None and _is_token_refused(error):
                 instead = "" if self.shown.instead is None else f"; {self.shown.instead}"
                 error.hint = f"the token that was shown is {self.shown.origin}{instead}"
             raise
+
+
+def _is_token_refused(error: TidingsError) -> bool:
+    """Whether it says so over HTTP, over the ledger's connection, or by closing that of events."""
+    if isinstance(error, NodeRefused):
+        return error.status == _UNAUTHORIZED
+    return getattr(error, "subclass", "") == "not_authenticated" or "code 4401" in str(getattr(error, "problem", ""))
 
 
 class _Topic(msgspec.Struct, frozen=True):

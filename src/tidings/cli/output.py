@@ -163,7 +163,10 @@ def from_os_error(error: OSError) -> TidingsError:
     path = str(error.filename or "the disk")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull(path)
-    return FileUnusable(path, error.strerror or str(error))
+    unusable = FileUnusable(path, error.strerror or str(error))
+    if error.errno == errno.ENOTDIR:
+        unusable.hint = "a part of this path is a file; if it is the workspace, name a folder with -w"
+    return unusable
 
 
 def as_json(error: TidingsError) -> dict[str, Any]:

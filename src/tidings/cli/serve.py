@@ -15,7 +15,7 @@ import orjson
 import typer
 
 from tidings.log.encryption import AesGcmEncryptor
-from tidings.log.errors import WorkspaceMissing
+from tidings.log.errors import WorkspaceBusy, WorkspaceMissing
 from tidings.log.keys import KeyFile
 
 from . import pasting
@@ -113,7 +113,14 @@ def serve(
     if is_dev:
         defaults["access.tokens.secret"] = dev_secret(session.workspace)
         settings = load()
-    run_node(session, settings, load, key_file=key_file, is_dev=is_dev)
+    try:
+        run_node(session, settings, load, key_file=key_file, is_dev=is_dev)
+    except WorkspaceBusy as error:
+        if error.node_url is not None:
+            error.hint = (
+                f"a node serves it at {error.node_url}: use that, or stop it first; -w DIR serves another folder"
+            )
+        raise
 
 
 def run_node(
@@ -175,7 +182,9 @@ def _show_dev(session: Session, url: str, token_file: Path) -> None:
         space="shared:shop",
         payload='{"number":1,"cents":1250}',
     )
-    session.out.text(f"A node to try things with: {url} is its page, with everything that it answers to.")
+    # What stands behind # goes to no server, and the page takes it out of the address; a file or a log does not get it.
+    page = f"{url}/#token={token_file.read_text().strip()}" if session.out.is_terminal else url
+    session.out.text(f"A node to try things with. Its page, with everything that it answers to: {page}")
     session.out.text(
         f"Not for other machines, nor for data that matters: whoever reads {pasting.shown(token_file.parent)} may do everything."
         " Ctrl-C stops it; the next start goes on with the same log and secret."

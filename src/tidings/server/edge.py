@@ -348,7 +348,7 @@ class Edge:
             await self._app(scope, receive, send)
             return
         settings, started = self._settings(), self._clock.monotonic()
-        exchange = _Exchange(scope, receive, send, settings.body_bytes_max)
+        exchange = _Exchange(scope, receive, send, settings)
         token = REQUEST_ID.set(exchange.request_id)
         is_reading = scope["method"] in _SAFE
         if is_reading:
@@ -375,7 +375,7 @@ class Edge:
 
         async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
             settings = self._settings()
-            exchange = _Exchange(scope, receive, send, settings.body_bytes_max)
+            exchange = _Exchange(scope, receive, send, settings)
             self.refused[error.code] += 1
             await exchange.refuse(error, error.status, {"retry-after": "1", "connection": "close"})
             self._note(exchange, scope, settings, 0.0)
@@ -465,6 +465,8 @@ class _Exchange:
     __slots__ = (
         "_bytes_max",
         "_declared",
+        "_origins",
+        "_page",
         "_receive",
         "_send",
         "bytes_in",
@@ -474,10 +476,12 @@ class _Exchange:
         "status",
     )
 
-    def __init__(self, scope: Scope, receive: Receive, send: Send, bytes_max: int) -> None:
+    def __init__(self, scope: Scope, receive: Receive, send: Send, settings: ServerSettings) -> None:
         self._receive = receive
         self._send = send
-        self._bytes_max = bytes_max
+        self._bytes_max = settings.body_bytes_max
+        self._origins = settings.origins
+        self._page: bytes | None = None
         self._declared: bytes | None = None
         self.bytes_in = self.bytes_out = self.status = 0
         self.is_cancelled = False
@@ -487,6 +491,8 @@ class _Exchange:
                 self._declared = value
             elif name == _HEADER:
                 given = value
+            elif name == b"origin":
+                self._page = value
         self.request_id = acceptable_id(given)
         scope.setdefault("state", {})["request_id"] = self.request_id
 
@@ -519,6 +525,8 @@ class _Exchange:
         body = orjson.dumps(problem_of(error, status, self.request_id))
         headers = [(b"content-type", PROBLEM_TYPE.encode()), (b"content-length", str(len(body)).encode())]
         headers += [(name.lower().encode(), value.encode()) for name, value in (more or {}).items()]
+        if self._page is not None and {"*", self._page.decode("latin-1")}.intersection(self._origins):
+            headers += [(b"access-control-allow-origin", self._page), (b"vary", b"Origin")]
         if status == 413:
             headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
         await self.send({"type": "http.response.start", "status": status, "headers": headers})

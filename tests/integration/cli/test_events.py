@@ -33,10 +33,13 @@ def test_the_tool_shows_events_until_it_has_enough(tmp_path: Path) -> None:
         plain = invoke(*at, "--domain", "orders", "--count", 3)
         narrowed = invoke(*at, "--object", "order:2", "--count", 1, "--json")
         refused = invoke(*at, "--object", "nothing")
+        others = [invoke(*words, "-w", tmp_path / "ws", "--token", "a.b.c") for words in (at[:2], ("subject", "list"))]
     without = invoke(*at)
 
     shown = [line.split()[1:4] for line in plain.stdout.splitlines()]
     assert shown == [["graph.object_mutated", "orders", f"order:{number}"] for number in (1, 2, 3)]
     assert msgspec.json.decode(narrowed.stdout)["payload_summary"]["object_ids"] == ["order:2"]
     assert (refused.exit_code != 0, "type:id" in refused.stderr) == (True, True)
+    assert "events that name objects" in plain.stderr
+    assert all("the token that was shown is that of --token" in each.stderr for each in others)
     assert (without.exit_code != 0, "no node holds the workspace" in without.stderr) == (True, True)

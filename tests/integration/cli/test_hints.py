@@ -77,6 +77,17 @@ def test_what_a_hint_says_can_be_pasted_here(monkeypatch: pytest.MonkeyPatch) ->
     assert (missing.exit_code, "`.venv/bin/tidings serve --dev`" in missing.stderr) == (2, True)
 
 
+def test_a_file_where_a_workspace_is_wanted_is_said(tmp_path: Path) -> None:
+    """What is to be done stands in the hint, as it does where there is no log yet."""
+    (tmp_path / "file").touch()
+    event = ("log", "append", "t", "--type", "T", "--space", "s", "--payload", "{}")
+
+    in_file, missing = invoke(*event, "-w", tmp_path / "file"), invoke("topic", "list", "-w", tmp_path / "none")
+
+    assert (in_file.exit_code, "name a folder with -w" in in_file.stderr) == (3, True)
+    assert (missing.exit_code, "log append" in missing.stderr) == (3, True)
+
+
 @pytest.mark.parametrize("noun", ["", *(name for name in ROOT.list_commands(None))])
 def test_help_of_nouns_fits_eighty_columns_and_is_whole(noun: str) -> None:
     """No line of it is longer than 80 columns, and no sentence is cut off; that of verbs is looked at with the reference."""

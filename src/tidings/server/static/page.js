@@ -299,7 +299,19 @@ function openLinked() {
   }
 }
 
+/** A token that the address brings along, as `tidings serve --dev` prints it, is kept as a pasted one is, and leaves the address. */
+function takeToken() {
+  const found = /^#token=([\w.-]+)$/.exec(location.hash);
+  if (found) {
+    sessionStorage.setItem(TOKEN, found[1]);
+    history.replaceState(null, "", location.pathname);
+  }
+  return found !== null;
+}
+
+const hasToken = takeToken();
 at("token").value = sessionStorage.getItem(TOKEN) ?? "";
+if (hasToken) checkToken();
 at("token").addEventListener("change", checkToken);
 at("check").addEventListener("click", checkToken);
 addEventListener("hashchange", openLinked);
