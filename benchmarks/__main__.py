@@ -1,4 +1,4 @@
-"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--json] [--one-core] [--callgrind]``."""
+"""The command line: ``python -m benchmarks [--only NAME] [--quick] [--events N] [--json] [--one-core] [--callgrind]``."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from . import (
     topics,
 )
 from .measuring import Window
-from .report import Report, Row, machine_of, show
+from .report import Report, Row, line_of, machine_of, show
 from .running import Runner, in_child
 from .scales import FULL, QUICK, TINY, Scale
 
@@ -63,6 +63,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run what is asked for; the table, or the report as JSON, goes to standard output."""
     options = _parser().parse_args(arguments)
     scale: Scale = TINY if options.tiny else QUICK if options.quick else FULL
+    if options.events:
+        scale = msgspec.structs.replace(scale, pipeline_events=options.events, pipeline_histories=(options.events,))
     started_at = datetime.now(UTC)
     begin = time.monotonic()
     folder = tempfile.mkdtemp(prefix="tidings-bench-", dir=options.dir)
@@ -72,7 +74,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         rows: list[Row] = []
         for name in () if options.callgrind else options.only or BENCHES:
             print(f"{name} ...", file=sys.stderr, flush=True)
-            rows += BENCHES[name](in_child, scale, folder, options.one_core)
+            for row in BENCHES[name](in_child, scale, folder, options.one_core):
+                rows.append(row)
+                print(line_of(row), file=sys.stderr, flush=True)
         if options.callgrind:
             print("callgrind ...", file=sys.stderr, flush=True)
             rows += counting.bench(folder)
@@ -119,6 +123,7 @@ def _parser() -> argparse.ArgumentParser:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="less of everything, in a minute")
     size.add_argument("--tiny", action="store_true", help="just enough to see that it runs; the figures mean nothing")
+    parser.add_argument("--events", type=int, help="of the pipeline's benches: how many events there are (one history only)")
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
     parser.add_argument("--one-core", action="store_true", help="keep each measuring process on one core")
     parser.add_argument("--callgrind", action="store_true", help="count instructions an event instead (needs valgrind)")

@@ -47,7 +47,6 @@ _NEW_S_MAX: Final = 20.0
 _ROUNDS_MAX: Final = 3
 _ROUNDS_S: Final = 90.0
 _SMALL_SHARE: Final = 20
-_HISTORY_SHARE: Final = 25
 _JOBS_SHOWN: Final = 12
 
 
@@ -137,35 +136,29 @@ def bench_commands(run: Runner, scale: Scale, folder: str, is_one_core: bool) ->
 
 
 def bench_costs(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator[Row]:
-    """What new events cost on a short and on a long history, by job."""
-    long, new = scale.pipeline_events, scale.pipeline_new
-    short = max(1_000, long // _HISTORY_SHARE)
+    """What new events cost on histories of different lengths, by job: its time, and how much it was given to read."""
+    new = scale.pipeline_new
     found: dict[int, Costs] = {}
-    for history in (short, long):
+    for history in scale.pipeline_histories:
         case = f"{new:,} new events on {history:,}, every job, session warm"
         try:
             with scratch(folder) as place:
-                found[history] = run(measure_cost, Cost(str(place), history, new, min(_ROUNDS_MAX, scale.rounds)))
+                cost = run(measure_cost, Cost(str(place), history, new, min(_ROUNDS_MAX, scale.rounds)))
         except subprocess.TimeoutExpired as error:
             # What was measured before is worth telling.
             yield at_most(noted("pipeline", f"{case}: not done in this time", "s", error.timeout), _NEW_S_MAX)
-            break
-        cost = found[history]
+            continue
         assert cost.rows == new, "the new events and no others"
         assert not cost.failed, cost.failed
         row = noted("pipeline", case, "s", median(cost.run_s), best=min(cost.run_s), **{"the history s": cost.first_s})
         yield at_most(row, _NEW_S_MAX)
-    by_history = {
-        history: {name: median(took) for name, took in cost.jobs_s.items()} for history, cost in found.items()
-    }
-    yield from _by_job(by_history, new)
+        yield from _by_job(history, cost, found, new)
+        found[history] = cost
 
 
-def _by_job(by_history: Mapping[int, Mapping[str, float]], new: int) -> Iterator[Row]:
-    """What the dearest jobs take, on the longest history beside the others."""
-    history = max(by_history)
-    others = [each for each in by_history if each != history]
-    dearest = sorted(by_history[history], key=lambda name: by_history[history][name], reverse=True)
+def _by_job(history: int, cost: Costs, others: Mapping[int, Costs], new: int) -> Iterator[Row]:
+    """What the dearest jobs take on one history, beside others, and how much they read."""
+    dearest = sorted(cost.jobs, key=lambda name: cost.jobs[name].seconds, reverse=True)
     rest = dearest[_JOBS_SHOWN:]
     lines = [*((f"job {name}", [name]) for name in dearest[:_JOBS_SHOWN]), (f"the other {len(rest)} jobs", rest)]
     for what, names in lines:
@@ -173,6 +166,12 @@ def _by_job(by_history: Mapping[int, Mapping[str, float]], new: int) -> Iterator
             bench="pipeline",
             case=f"{what}, {new:,} new events on {history:,}",
             unit="s",
-            ours=sum(by_history[history][name] for name in names),
-            baselines={f"on {each:,}": sum(by_history[each][name] for name in names) for each in others},
+            ours=sum(cost.jobs[name].seconds for name in names),
+            baselines={
+                f"on {each:,}": sum(other.jobs[name].seconds for name in names) for each, other in others.items()
+            },
+            detail={
+                f"MB read on {each:,}": sum(other.jobs[name].megabytes for name in names)
+                for each, other in [(history, cost), *others.items()]
+            },
         )

@@ -1,6 +1,6 @@
 """
-Logs for the pipeline to read: eight topics of very different sizes, lines of about 250 bytes, a week of events. ``Kinds.PLAIN``
-is for the operational jobs; ``Kinds.LIFE`` has what the jobs of every set look for.
+Logs for the pipeline to read: eight topics of very different sizes, lines of about 250 bytes, a week of events or more.
+``Kinds.PLAIN`` is for the operational jobs; ``Kinds.LIFE`` has what the jobs of every set look for.
 
 Segments, seals and checkpoint are written with the engine's own parts, as a writer would have left them; there is no index, as
 nobody looks anything up. A log can be written on, which is how new events come in between two runs.
@@ -8,6 +8,7 @@ nobody looks anything up. A log can be written on, which is how new events come 
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator
 from enum import Enum
@@ -69,7 +70,10 @@ class Kinds(Enum):
 
 
 _START_NS: Final = 1_767_225_600_000_000_000
-_WEEK_NS: Final = 7 * 86_400 * 1_000_000_000
+_DAY_NS: Final = 86_400 * 1_000_000_000
+_WEEK_NS: Final = 7 * _DAY_NS
+_GOLDEN: Final = 11_400_714_819_323_198_485
+"""Times this, numbers in order are spread evenly."""
 
 
 class GrowingLog:
@@ -78,11 +82,12 @@ class GrowingLog:
 
     Args:
         workspace: Where it is made.
-        total: How many events fill its week; events behind that come faster after one another on the last day.
+        total: How many events come evenly spread; those behind them come one a millisecond.
         kinds: What they are.
+        week: How many of them come in a week; by default all.
     """
 
-    def __init__(self, workspace: Path, total: int, kinds: Kinds = Kinds.PLAIN) -> None:
+    def __init__(self, workspace: Path, total: int, kinds: Kinds = Kinds.PLAIN, *, week: int = 0) -> None:
         self._layout, self._disk, settings = Layout(workspace), OsDisk(), LogSettings()
         self._disk.make_folder(self._layout.root)
         self.epoch = self._layout.create(self._disk, SYSTEM_CLOCK, settings.layout).epoch
@@ -93,7 +98,7 @@ class GrowingLog:
         }
         self._offsets = dict.fromkeys(self._streams, 0)
         self._kinds = _shuffled(kinds)
-        self._total = total
+        self._total, self._week = total, week or total
         self.seq = 0
         self.bytes = 0
 
@@ -128,19 +133,15 @@ class GrowingLog:
 
     def _line(self, kind: Kind, offset: int, seq: int, written_at: bytes) -> bytes:
         topic, type_, _, template = kind
-        mixed = seq * 2_654_435_761
-        user = mixed % 4_999
-        # One text in fifty is nearly that of a while ago.
-        text = (seq - 500 if seq % 50 == 0 else seq) * 11_400_714_819_323_198_485
-        words = (
-            " ".join(_WORDS[(text >> shift) % len(_WORDS)] for shift in range(0, 60, 5))
-            if "{words}" in template
-            else ""
+        user = seq * 2_654_435_761 % 4_999
+        payload = template.format(
+            seq=seq, user=user % 40, part=seq % 1000, step=seq // 20, words=_words(seq) if "{words}" in template else ""
         )
-        payload = template.format(seq=seq, user=user % 40, part=seq % 1000, step=seq // 20, words=words)
+        second, micros = divmod(self._time_ns(seq) // 1000, 1_000_000)
+        day, second = divmod(second, 86_400)
         return encode_line(
             b'"offset":%d,"seq":%d,"meta":{"written_at":"%b","topic":"%b","type":"%b","space_id":"person:u%d",'
-            b'"event_id":"%016x","ts":"%b"},"payload":%b}'
+            b'"event_id":"%016x","ts":"%b%02d:%02d:%02d.%06dZ"},"payload":%b}'
             % (
                 offset,
                 seq,
@@ -148,14 +149,29 @@ class GrowingLog:
                 topic.encode(),
                 (type_ or _TYPES[seq % len(_TYPES)]).encode(),
                 user % 50,
-                seq * 11_400_714_819_323_198_485 % (1 << 64),
-                format_utc(self._time_ns(seq) // 1000 * 1000),
+                seq * _GOLDEN % (1 << 64),
+                _date(day),
+                second // 3600,
+                second // 60 % 60,
+                second % 60,
+                micros,
                 payload.encode(),
             )
         )
 
     def _time_ns(self, seq: int) -> int:
-        return _START_NS + min(seq, self._total) * _WEEK_NS // self._total + max(0, seq - self._total) * 1_000_000
+        return _START_NS + min(seq, self._total) * _WEEK_NS // self._week + max(0, seq - self._total) * 1_000_000
+
+
+@functools.lru_cache(4)
+def _date(day: int) -> bytes:
+    return format_utc(day * _DAY_NS)[:11]
+
+
+def _words(seq: int) -> str:
+    """Twelve words; one text in fifty is nearly that of a while ago."""
+    text = (seq - 500 if seq % 50 == 0 else seq) * _GOLDEN
+    return " ".join([_WORDS[(text >> shift) % len(_WORDS)] for shift in range(0, 60, 5)])
 
 
 def _shuffled(kinds: Kinds) -> Iterator[Kind]:

@@ -14,12 +14,14 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from statistics import median
 from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.log.embedded.layout import Layout
+from tidings.pipeline.gold import JobResult
 from tidings.pipeline.jobs.registry import all_jobs, jobs_in_sets
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.runner import Pipeline
@@ -37,6 +39,7 @@ __all__ = [
     "Compared",
     "Cost",
     "Costs",
+    "JobCost",
     "Timed",
     "Waited",
     "Written",
@@ -214,6 +217,9 @@ def _jvm_rss_mb(spark: SparkSession) -> float:
 
 # New events, a few at a time
 
+_WEEK_EVENTS: Final = 200_000
+"""A long history is of many weeks and not of many events a day, whose size would be what is measured."""
+
 
 class Cost(msgspec.Struct, frozen=True):
     """A history of all kinds of events, and how many come in between two runs."""
@@ -224,6 +230,14 @@ class Cost(msgspec.Struct, frozen=True):
     rounds: int
 
 
+class JobCost(msgspec.Struct, frozen=True):
+    """What one job took, in the middle of the rounds."""
+
+    seconds: float
+    megabytes: float
+    """How large the files were that it was given."""
+
+
 class Costs(msgspec.Struct, frozen=True):
     """What runs of all jobs took, with a session that is warm."""
 
@@ -231,7 +245,7 @@ class Costs(msgspec.Struct, frozen=True):
     """The run over the whole history."""
     run_s: list[float]
     """Over the new events, by round."""
-    jobs_s: dict[str, list[float]]
+    jobs: dict[str, JobCost]
     """The same by job: jobs run side by side, so they add up to more."""
     rows: int
     failed: list[str]
@@ -241,9 +255,10 @@ def measure_cost(case: Cost) -> Costs:
     """Whole runs (bronze, silver, every job of every set) over a few new events."""
     settings, jobs = PipelineSettings(), all_jobs()
     run_s: list[float] = []
-    jobs_s: dict[str, list[float]] = {}
+    jobs_of: dict[str, list[JobResult]] = {}
     first_s, rows, failed = 0.0, 0, set[str]()
-    with _spark(settings) as (spark, _, _), GrowingLog(Path(case.folder), case.history, Kinds.LIFE) as log:
+    made = GrowingLog(Path(case.folder), case.history, Kinds.LIFE, week=_WEEK_EVENTS)
+    with _spark(settings) as (spark, _, _), made as log:
         for number in range(case.rounds + 2):  # the history, and one round to warm up
             log.write(case.new if number else case.history)
             begin = time.perf_counter()
@@ -256,8 +271,12 @@ def measure_cost(case: Cost) -> Costs:
             elif number > 1:
                 run_s.append(took)
                 for job in report.jobs:
-                    jobs_s.setdefault(job.name, []).append(job.seconds)
-    return Costs(first_s, run_s, jobs_s, rows, sorted(failed))
+                    jobs_of.setdefault(job.name, []).append(job)
+    jobs_cost = {
+        name: JobCost(median(each.seconds for each in found), median(each.bytes_read for each in found) / 1e6)
+        for name, found in jobs_of.items()
+    }
+    return Costs(first_s, run_s, jobs_cost, rows, sorted(failed))
 
 
 # The commands

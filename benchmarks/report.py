@@ -17,7 +17,7 @@ from rich.table import Table
 
 from tidings.log.line_codec import IS_COMPILED
 
-__all__ = ["Machine", "Report", "Row", "at_least", "at_most", "machine_of", "noted", "show", "unsure"]
+__all__ = ["Machine", "Report", "Row", "at_least", "at_most", "line_of", "machine_of", "noted", "show", "unsure"]
 
 Verdict = Literal["pass", "miss", "unsure", "info"]
 
@@ -156,18 +156,31 @@ def show(report: Report) -> None:
     console.print(_footer(report))
 
 
+def line_of(row: Row) -> str:
+    """The row as one line of text: for whoever waits for the table."""
+    return "  ".join(filter(None, (f"{row.case}: {_figure(row.ours)} {row.unit}", row.target, *_beside(row))))
+
+
+def _beside(row: Row) -> tuple[str, str]:
+    return (
+        ", ".join(f"{name} {_figure(value)}" for name, value in row.baselines.items()),
+        ", ".join(f"{name} {_figure(v) if isinstance(v, float) else v}" for name, v in row.detail.items()),
+    )
+
+
 def _cells(row: Row, before: str) -> Sequence[str]:
+    baselines, detail = _beside(row)
     colour = {"pass": "[green]pass[/]", "miss": "[red]miss[/]", "unsure": "[yellow]unsure[/]", "info": ""}[row.verdict]
     return (
         "" if row.bench == before else row.bench,
         row.case,
         row.unit,
         _figure(row.ours),
-        ", ".join(f"{name} {_figure(value)}" for name, value in row.baselines.items()),
+        baselines,
         "" if row.ratio is None else f"{row.ratio:.2f}",
         row.target,
         colour,
-        ", ".join(f"{name} {_figure(v) if isinstance(v, float) else v}" for name, v in row.detail.items()),
+        detail,
     )
 
 

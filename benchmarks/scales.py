@@ -73,6 +73,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Clients that come back after a restart."""
     pipeline_events: int
     """Events that go from segments to the lake."""
+    pipeline_histories: tuple[int, ...]
+    """Events that are in the lake when new ones come, each in a log of its own."""
     pipeline_new: int
     """Events that come in between two runs of the pipeline."""
     appointments: int
@@ -117,6 +119,7 @@ FULL: Final = Scale(
     gateway_others=1_000,
     gateway_returning=5_000,
     pipeline_events=5_000_000,
+    pipeline_histories=(200_000, 5_000_000),
     pipeline_new=10_000,
     appointments=1_000_000,
     appointments_pace_s=10.0,
@@ -157,6 +160,7 @@ QUICK: Final = Scale(
     gateway_others=1_000,
     gateway_returning=500,
     pipeline_events=500_000,
+    pipeline_histories=(20_000, 500_000),
     pipeline_new=10_000,
     appointments=50_000,
     appointments_pace_s=2.0,
@@ -197,6 +201,7 @@ TINY: Final = Scale(
     gateway_others=20,
     gateway_returning=20,
     pipeline_events=4_000,
+    pipeline_histories=(1_000, 4_000),
     pipeline_new=200,
     appointments=3_000,
     appointments_pace_s=0.2,

@@ -59,7 +59,7 @@ def test_the_benches_give_figures_for_all_their_cases(tmp_path: Path) -> None:
     assert {row.bench for row in rows} == {"pipeline"}
     assert len({row.case for row in rows}) == len(rows)
     assert sum(row.target != "" for row in rows) == 10
-    assert sum(row.case.startswith("job ") for row in rows) == 12
+    assert sum(row.case.startswith("job ") for row in rows) == 24
     assert all(math.isfinite(row.ours) and row.ours > 0 for row in rows if row.target)
     assert all((row.verdict == "info") == (row.target == "") for row in rows)
     assert list(tmp_path.iterdir()) == []
