@@ -123,7 +123,9 @@ def _parser() -> argparse.ArgumentParser:
     size = parser.add_mutually_exclusive_group()
     size.add_argument("--quick", action="store_true", help="less of everything, in a minute")
     size.add_argument("--tiny", action="store_true", help="just enough to see that it runs; the figures mean nothing")
-    parser.add_argument("--events", type=int, help="of the pipeline's benches: how many events there are (one history only)")
+    parser.add_argument(
+        "--events", type=int, help="of the pipeline's benches: how many events there are (one history only)"
+    )
     parser.add_argument("--json", action="store_true", help="print the report as JSON instead of a table")
     parser.add_argument("--one-core", action="store_true", help="keep each measuring process on one core")
     parser.add_argument("--callgrind", action="store_true", help="count instructions an event instead (needs valgrind)")

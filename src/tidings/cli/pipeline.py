@@ -484,7 +484,7 @@ def _show_repair(out: Output, work: LakeRepair, *, is_dry_run: bool) -> None:
         f" {done.healed} rows left the quarantine; {len(work.jobs)} jobs were done again"
     )
     for place in work.set_aside:
-        out.text(f"set aside, to be deleted when nobody needs it: {place}")
+        out.text(f"set aside, to be deleted by a run after `keep_hours`: {place}")
     for first, last in done.lost:
         out.text(f"LOST: seq {first} to {last}: only the lake had them")
 

@@ -15,13 +15,18 @@ if TYPE_CHECKING:
 
 def show_status(out: Output, pipeline: Pipeline) -> None:
     """Show it, for people or as JSON."""
+    from tidings.pipeline.errors import LakeDamaged
     from tidings.pipeline.status import JobStates, table_statuses
 
     meta = pipeline.lake.meta()
     epoch = "" if meta is None else meta.epoch
-    reached, pending = pipeline.reached(), pipeline.pending()
+    has_news = pipeline.has_news
+    try:
+        reached, pending = pipeline.reached(), pipeline.pending()
+    except LakeDamaged:  # said below, beside what is known of the others
+        reached, pending, has_news = 0, None, lambda _: True
     states = JobStates(pipeline.lake.storage, epoch)
-    tables = table_statuses(pipeline.lake, states, reached=reached, pending=pending, has_news=pipeline.has_news)
+    tables = table_statuses(pipeline.lake, states, reached=reached, pending=pending, has_news=has_news)
     failed = states.failed()
     if out.is_json:
         out.json(
@@ -42,6 +47,9 @@ def show_status(out: Output, pipeline: Pipeline) -> None:
         ("table", "rows>", "size>", "up to seq>", "behind>", "made by", "last run", "took>", "wrote>", "next due"),
         (_as_row(table) for table in tables),
     )
+    for table in tables:
+        if table.problem:
+            out.text(f"DAMAGED {table.name}: {table.problem}; `tidings pipeline repair` makes it whole")
     for name, state in failed.items():
         out.text(f"FAILED {name} at {_moment(state.failed_at)}: {state.problem}")
     ahead = "the log does not say how much it is ahead" if pending is None else f"{pending} records are yet to come"
@@ -90,6 +98,7 @@ def _as_json(table: TableStatus) -> dict[str, Any]:
         },
         "failed": None if last is None or not last.problem else {"at": last.failed_at, "problem": last.problem},
         "due": table.due,
+        "problem": table.problem or None,
     }
 
 

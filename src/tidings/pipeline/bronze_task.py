@@ -108,7 +108,8 @@ def write_lines(
         if entry is not None:
             written.append(Written(BRONZE_EVENTS.name, entry, len(lines.data)))
         rows = pa.Table.from_pylist(
-            [_quarantined(archive, each, found_at_us) for each in bad], schema=arrow_schema(QUARANTINE.schema)
+            [quarantine_row(each, archive.epoch, archive.line_bytes_max, found_at_us) for each in bad],
+            schema=arrow_schema(QUARANTINE.schema),
         )
         entry = write_file(quarantine, name, rows.schema, [rows])
         if entry is not None:
@@ -125,16 +126,17 @@ def _tables(archive: ArchiveTarget, lines: RangeLines, bad: list[MisplacedLine])
         yield table
 
 
-def _quarantined(archive: ArchiveTarget, bad: MisplacedLine, found_at_us: int) -> dict[str, Any]:
+def quarantine_row(bad: MisplacedLine, epoch: str, line_bytes_max: int, found_at_us: int) -> dict[str, Any]:
+    """The row of a line that is no record; of a long one what fits."""
     return {
         "file": bad.path,
         "byte_offset": bad.byte_offset,
         "topic": bad.topic,
         "reason": bad.line.reason,
-        "line": BadLine(0, bad.line.data[: archive.line_bytes_max], "").text,
+        "line": BadLine(0, bad.line.data[:line_bytes_max], "").text,
         "line_bytes": len(bad.line.data),
         "first_seq": None,
         "last_seq": None,
         "found_at": found_at_us,
-        "epoch": archive.epoch,
+        "epoch": epoch,
     }

@@ -24,7 +24,7 @@ from deltalake import WriterProperties
 from .errors import LakeConflict, LakeDamaged
 from .lake import NO_HOOKS, Lake, log_file, properties, table_settings
 from .settings import PipelineSettings
-from .state_files import load_vacuumed, save_vacuumed
+from .state_files import HOUR_NS, Vacuumed, load_vacuumed, save_vacuumed
 
 
 @dataclass(slots=True)
@@ -67,10 +67,29 @@ def keep_house(lake: Lake, settings: PipelineSettings, *, now_ns: int, tables: I
         except (LakeConflict, LakeDamaged):
             continue
         at_ns[table] = now_ns if is_due else at_ns.get(table, now_ns)
-    if at_ns != state.at_ns:
+    aside_ns: dict[str, int] = {}
+    for place in left_behind(lake):
+        seen_ns = state.aside_ns.get(place, now_ns)
+        if now_ns - seen_ns < settings.keep_hours * HOUR_NS:
+            aside_ns[place] = seen_ns
+        else:
+            with lake.writing(lake.tables_folder):
+                done.deleted_files += lake.tables_folder.delete_folder(place)
+    if (at_ns, aside_ns) != (state.at_ns, state.aside_ns):
         with lake.writing(lake.storage):
-            save_vacuumed(lake.storage, meta.epoch, at_ns)
+            save_vacuumed(lake.storage, Vacuumed(meta.epoch, at_ns, aside_ns))
     return done
+
+
+def left_behind(lake: Lake) -> list[str]:
+    """The folders of tables that a repair has made anew in another one, below the tables' folder."""
+    found = []
+    for table, present in lake.moved.items():
+        layer, _, name = table.partition(".")
+        number = int(present.removeprefix(f"{name}-"))
+        older = [f"{name}-{each}" for its, each in lake.numbered(layer) if its == name and each < number]
+        found += [f"{layer}/{each}" for each in (name, *older) if each in lake.tables_folder.folders(layer)]
+    return found
 
 
 def compact(lake: Lake, table: str, settings: PipelineSettings) -> int:

@@ -429,18 +429,7 @@ class Lake:
         now_ms = self.clock.now_ns() // 1_000_000
         return [add_action(entry, now_ms=now_ms) for entry in sorted(entries, key=lambda entry: str(entry["name"]))]
 
-    def append(
-        self, frame: DataFrame, table: str, ddl: str, *, app: str, version: int, note: Note, run: str
-    ) -> int | None:
-        """Add a DataFrame's rows as one version of an application; ``None`` if that version was committed before."""
-        done = self.done(table, app)
-        if done is not None and version <= done:
-            return None
-        adds = self.write_files(frame, table, ddl, stem(app, version, run))
-        self.commit(table, arrow_schema(ddl), adds, app=app, version=version, note=note)
-        return rows_of(adds)
-
-    def replace(
+    def write(
         self,
         frame: DataFrame,
         table: str,
@@ -450,21 +439,11 @@ class Lake:
         version: int,
         note: Note,
         run: str,
-        is_by_day: bool = False,
-        days: Sequence[date] | None = None,
+        replaces: Replaces = "nothing",
     ) -> int:
-        """Put a DataFrame in the place of the whole table; or, of one that is partitioned by day, of these days; how many rows."""
-        adds = self.write_files(frame, table, ddl, stem(app, version, run), is_by_day=is_by_day)
-        self.commit(
-            table,
-            arrow_schema(ddl),
-            adds,
-            app=app,
-            version=version,
-            note=note,
-            replaces="all" if days is None else days,
-            is_by_day=is_by_day,
-        )
+        """Add a DataFrame's rows to a table, or put them in the place of all of it; how many."""
+        adds = self.write_files(frame, table, ddl, stem(app, version, run))
+        self.commit(table, arrow_schema(ddl), adds, app=app, version=version, note=note, replaces=replaces)
         return rows_of(adds)
 
     def write_rows(

@@ -1,9 +1,8 @@
 """
-Finding what of the lake is missing or cannot be read, and making it whole again, from the log and from what else the lake has.
+Making what ``damage`` finds missing or unreadable in the lake whole again, from the log and from what else the lake has.
 
-What bronze lacks is told by its seqs: every record has one, and none is left out. So one look finds records whose file is gone
-and lines that were quarantined, or dropped unread, and that the log now has whole. They are added, and the files that cannot
-be read are taken out, in one commit; until then readers see the old version. What neither log nor silver has any more is
+Records that bronze lacks are added, and the files that cannot be read are taken out, in one commit; until then readers see the
+old version. What neither log nor silver has any more is
 lost, and the quarantine says so. What silver then lacks of bronze is told by seqs too. All other tables are made anew by the
 pipeline itself.
 
@@ -15,23 +14,22 @@ together or rewritten, one is taken, and an erased one rather than one that stil
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
 
 import duckdb
-import msgspec
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
-import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from tidings.log.record import Record
 from tidings.log.segment import decode
 
-from .bronze import bronze_state, ends_early
-from .errors import LakeDamaged, SegmentMissing
+from .bronze_task import quarantine_row
+from .damage import Damage, Range, Seqs, find_damage, find_meta, gaps_in, loose_files, note_if_readable, seqs_of
+from .errors import SegmentMissing
 from .jobs.job import Job
-from .lake import Lake, LakeMeta, Note, stem
+from .lake import Lake, stem
 from .line_conversion import BRONZE_ENCODING
 from .log_place import LogPlace
 from .schemas import (
@@ -42,13 +40,13 @@ from .schemas import (
     SILVER_SYNC_EVENTS,
     arrow_schema,
 )
-from .segment_reader import read_ranges
+from .segment_reader import MisplacedLine, read_ranges
 from .settings import PipelineSettings
 from .silver import FROM_THE_BEGINNING
 from .source import LogSource
-from .state_files import Hints, StateFile, archived_seq
+from .state_files import Hints
 from .storage import Storage
-from .table_files import DataFile, entry_of, remove_action, translate_read_errors, write_file
+from .table_files import DataFile, remove_action, translate_read_errors, write_file
 
 _APP: Final = "repair"
 _MENDED: Final = frozenset(table.name for table in (BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS))
@@ -56,50 +54,6 @@ _MENDED: Final = frozenset(table.name for table in (BRONZE_EVENTS, QUARANTINE, S
 _CHUNK_BYTES: Final = 64 << 20
 _LINE_BYTES_MAX: Final = 64 << 20
 _LOST: Final = "lost: its file in the lake is gone, and the log holds it no more"
-
-Range = tuple[int, int]
-"""Two seqs, both included."""
-Seqs = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True, slots=True)
-class DamagedFile:
-    """A file of a table that cannot be read."""
-
-    file: DataFile
-    problem: str
-
-
-@dataclass(frozen=True, slots=True)
-class Damage:
-    """What is the matter with a lake."""
-
-    until: int
-    """The seq that bronze says, or is known, to reach to."""
-    files: Mapping[str, Sequence[DamagedFile]]
-    """By table; a table that is not named is whole."""
-    logs: Mapping[str, str]
-    """Tables whose own log cannot be read or lacks commits, and why we know."""
-    missing: Sequence[Range]
-    """The seqs that the readable files of bronze lack."""
-    present: Seqs = field(repr=False)
-
-    @property
-    def missing_count(self) -> int:
-        """How many records bronze lacks."""
-        return sum(last - first + 1 for first, last in self.missing)
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every table can be opened, and every file of it read."""
-        return not self.files and not self.logs
-
-    def readable(self, lake: Lake, table: str) -> list[DataFile]:
-        """The files of a table that are whole; of one without a log that can be read, all that lie in its folder."""
-        if table in self.logs:
-            return loose_files(lake, table)
-        bad = {each.file.name for each in self.files.get(table, ())}
-        return [file for file in lake.files(table) if file.name not in bad] if lake.exists(table) else []
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,168 +142,6 @@ class LakeRepair:
         make_room(lake, damage, self._kept, run=self._run, now_ns=self._now_ns)
 
 
-# Finding it
-
-
-def find_meta(lake: Lake, epoch: str) -> LakeMeta | None:
-    """
-    What ``lake.json`` has to say if it is missing or cannot be read; ``None`` if it is whole, or there is no lake.
-
-    Args:
-        lake: Whose.
-        epoch: The log's: of tables of several epochs those of this one are meant, otherwise the last that were written.
-
-    Raises:
-        LakeDamaged: Neither a table nor another file says which epoch the lake is of.
-    """
-    try:
-        if lake.meta() is not None:
-            return None
-    except LakeDamaged as error:
-        damaged = error
-    else:
-        damaged = LakeDamaged(lake.storage.uri("lake.json"), "is missing")
-    with translate_read_errors(lake.storage):
-        folders = [name for name in lake.storage.folders() if name.partition("-")[0] == "tables"]
-    seen = {folder: _as_it_lies(lake, folder) for folder in folders}
-    if not any(each.folders() for each in seen.values()):
-        return None
-    found = []
-    for folder, each in seen.items():
-        notes = [note for table in (BRONZE_EVENTS, SILVER_EVENTS) if (note := _note_if_readable(each, table.name))]
-        epochs = [str(note["epoch"]) for note in notes]
-        epochs += [its for its in _epochs_of_state_files(lake) if folder in ("tables", f"tables-{its}")]
-        if epochs:
-            seq = max((int(note["seq"]) for note in notes), default=0)
-            found.append((epochs[0] == epoch, seq, LakeMeta(1, epochs[0], folder, dict(each.moved))))
-    if not found:
-        damaged.hint = "put the file back from a backup; or move the lake away, and a run makes another from the log"
-        raise damaged
-    return max(found, key=lambda each: each[:2])[2]
-
-
-def _as_it_lies(lake: Lake, folder: str) -> Lake:
-    """The lake with its tables in this folder, and each in the last folder that it was moved to."""
-    found = lake.seen_as(LakeMeta(1, "", folder))
-    moved: dict[str, str] = {}
-    for layer in found.tables_folder.folders():
-        for name, number in sorted(found.numbered(layer)):
-            there = {f"{layer}.{name}": f"{name}-{number}"}
-            if lake.seen_as(LakeMeta(1, "", folder, there)).exists(f"{layer}.{name}"):
-                moved |= there
-    return lake.seen_as(LakeMeta(1, "", folder, moved))
-
-
-def _note_if_readable(lake: Lake, table: str) -> Note:
-    try:
-        return lake.note(table)
-    except LakeDamaged:
-        return {}
-
-
-def _epochs_of_state_files(lake: Lake) -> Iterator[str]:
-    for name in lake.storage.sizes():
-        if name in ("archived.json", "positions.json", "jobs.json"):
-            try:
-                yield msgspec.json.decode((lake.storage.read(name) or b"").partition(b"\n")[0], type=StateFile).epoch
-            except msgspec.DecodeError:
-                continue
-
-
-def find_damage(lake: Lake, advance: Callable[[int], None] | None = None) -> Damage:
-    """
-    Read every file of every table.
-
-    Args:
-        lake: Where they are.
-        advance: Told how many files were read so far.
-
-    Raises:
-        LakeUnreachable: The object store does not answer; that is no damage.
-    """
-    damaged: dict[str, list[DamagedFile]] = {}
-    logs: dict[str, str] = {}
-    done = 0
-    for table in lake.folders():
-        sizes = lake.folder(table).sizes()
-        try:
-            if not lake.exists(table) and _data_files(sizes):
-                logs[table] = "its log is gone"
-            files = lake.files(table) if lake.exists(table) else []
-            lake.note(table)
-        except LakeDamaged as error:
-            logs[table] = error.problem
-            continue
-        for file in files:
-            if (problem := _problem(file, sizes.get(file.name))) is not None:
-                damaged.setdefault(table, []).append(DamagedFile(file, problem))
-            done += 1
-            if advance is not None:
-                advance(done)
-    name = BRONZE_EVENTS.name
-    reached = 0 if name in logs else bronze_state(lake).seq
-    silver = 0 if SILVER_EVENTS.name in logs else int(lake.note(SILVER_EVENTS.name).get("seq", 0))
-    if (until := max(reached, silver, archived_seq(lake.storage, lake.epoch))) > reached:
-        logs.setdefault(name, ends_early(reached, until))
-    found = Damage(until, damaged, logs, (), np.empty(0, np.int64))
-    present = _seqs(lake, found.readable(lake, name))
-    until = until or int(max(present, default=0))
-    return Damage(until, damaged, logs, _gaps(present, until), present[present <= until])
-
-
-def _data_files(sizes: Iterable[str]) -> list[str]:
-    return sorted(name for name in sizes if name.endswith(".parquet") and not name.startswith("_delta_log/"))
-
-
-def loose_files(lake: Lake, table: str) -> list[DataFile]:
-    """The files in a table's folder that can be read, whatever its log says; those with the most rows first."""
-    folder = lake.folder(table)
-    found = []
-    for name in _data_files(sizes := folder.sizes()):
-        try:
-            with translate_read_errors(folder):
-                rows = int(entry_of(folder, name)["rows"])
-        except LakeDamaged:
-            continue
-        file = DataFile(folder, name, sizes[name], rows, {}, {})
-        if _problem(file, file.size) is None:
-            found.append(file)
-    return sorted(found, key=lambda file: -file.rows)
-
-
-def _problem(file: DataFile, size: int | None) -> str | None:
-    if size is None:
-        return "is missing"
-    if size != file.size:
-        return f"has {size} bytes instead of {file.size}"
-    try:
-        with (
-            translate_read_errors(file.folder),
-            pq.ParquetFile(file.open(), page_checksum_verification=True) as parquet,
-        ):
-            rows = sum(batch.num_rows for batch in parquet.iter_batches())
-    except LakeDamaged as error:
-        return f"cannot be read: {error.problem}"
-    return None if rows == file.rows else f"has {rows} rows instead of {file.rows}"
-
-
-def _seqs(lake: Lake, files: Sequence[DataFile], table: str = BRONZE_EVENTS.name) -> Seqs:
-    """The seqs of files of bronze or of silver's events, in order."""
-    if not files:
-        return np.empty(0, np.int64)
-    with translate_read_errors(files[0].folder):
-        column = lake.dataset(table, files, arrow_schema(BRONZE_EVENTS.schema)).to_table(["seq"])["seq"]
-    found: Seqs = np.unique(column.drop_null().to_numpy())
-    return found
-
-
-def _gaps(present: Seqs, until: int) -> list[Range]:
-    """The ranges from 1 to ``until`` that are not there."""
-    edges = np.concatenate(([0], present[present <= until], [until + 1]))
-    at = np.flatnonzero(np.diff(edges) > 1)
-    return [(int(edges[each]) + 1, int(edges[each + 1]) - 1) for each in at]
-
-
 # Bronze and its quarantine
 
 
@@ -366,32 +158,35 @@ def repair_bronze(
     """
     name, schema = BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema)
     is_moved = name in damage.logs
-    if not damage.missing and not is_moved and QUARANTINE.name not in damage.files.keys() | damage.logs.keys():
+    if not damage.missing and not is_moved and not damage.is_quarantine_hurt:
         return BronzeRepair()
     gone = [] if is_moved else [each.file for each in damage.files.get(name, ())]
     target = lake.moving(name) if is_moved else lake
-    note = _note_if_readable(lake, name) or {"epoch": lake.epoch, "batch": 1}
+    note = note_if_readable(lake, name) or {"epoch": lake.epoch, "batch": 1}
     read_version = None if is_moved else int(lake.open(name).version())
     version = (target.done(name, _APP) or 0) + 1
     folder = target.folder(name)
     entries = list(_taken_over(lake, folder, damage, stem(_APP, version, run))) if is_moved else []
     kept = len(entries)
     dropped: list[Range] = []
+    bad: list[MisplacedLine] = []
     found: list[Seqs] = []
     known = damage.present
-    sources = (_from_log(place, damage, settings.task_memory_mb, dropped), _from_silver(lake, damage))
-    for number, part in enumerate(sources if damage.missing else ()):
-        fresh = _noting_seqs(_not_among(part, known), found)
+    sources = (_from_log(place, damage, settings.task_memory_mb, dropped, bad), _from_silver(lake, damage))
+    for number, part in enumerate(sources):
+        fresh = _notingseqs_of(_not_among(part, known), found)
         with lake.writing(folder):
             entry = write_file(folder, f"{stem(_APP, version, run)}-{number}.parquet", schema, fresh)
         if entry is not None:
             entries.append(entry)
             known = np.unique(np.concatenate([known, *found]))
     bounds = [(file.minimum.get("seq", 1), file.maximum.get("seq", damage.until)) for file in gone]
-    lost = _within(_gaps(known, damage.until), dropped if is_moved else bounds)
+    bounds += dropped if is_moved or damage.is_quarantine_hurt else []
+    lost = _within(gaps_in(known, damage.until), bounds)
     if QUARANTINE.name in damage.logs:
         target = target.moving(QUARANTINE.name)
-    lost, healed = _mend_quarantine(lake, target, place, damage, lost, run=run, now_ns=now_ns)
+    again = [quarantine_row(each, lake.epoch, settings.quarantine_line_bytes_max, now_ns // 1000) for each in bad]
+    lost, healed = _mend_quarantine(lake, target, place, damage, lost, again, run=run, now_ns=now_ns)
     if entries or gone or is_moved:
         target.commit(
             name,
@@ -437,21 +232,32 @@ def _taken_over(lake: Lake, folder: Storage, damage: Damage, name: str) -> Itera
             yield entry
 
 
-def _from_log(place: LogPlace, damage: Damage, memory_mb: int, dropped: list[Range]) -> Iterator[pa.Table]:
-    """What the log holds of the stretches that bronze lacks something of; ``dropped`` gets the ranges that retention took."""
-    first, last = damage.missing[0][0], damage.missing[-1][1]
+def _from_log(
+    place: LogPlace, damage: Damage, memory_mb: int, dropped: list[Range], bad: list[MisplacedLine]
+) -> Iterator[pa.Table]:
+    """
+    What the log holds of the stretches that bronze lacks something of, or of all if the quarantine lacks something; ``dropped`` gets
+    the ranges that retention took, and ``bad`` the lines that are no records.
+    """
+    missing = [(1, damage.until)] if damage.is_quarantine_hurt else damage.missing
+    if not missing:
+        return
     source = LogSource(place.layout, place.disk)
-    for chunk in source.pin(first - 1, Hints("", 0), until=last).chunks(_CHUNK_BYTES):
+    for chunk in source.pin(missing[0][0] - 1, Hints("", 0), until=missing[-1][1]).chunks(_CHUNK_BYTES):
         dropped += [(gap.first_seq, gap.last_seq) for gap in chunk.gaps]
-        if any(low <= chunk.until and high > chunk.since for low, high in damage.missing):
+        if any(low <= chunk.until and high > chunk.since for low, high in missing):
             for each in chunk.ranges:
                 lines = read_ranges(place, [each], chunk.since, chunk.until)
-                for table, _ in lines.tables(memory_mb=memory_mb):
+                bad += lines.damaged
+                for table, found in lines.tables(memory_mb=memory_mb):
+                    bad += found
                     yield table
 
 
 def _from_silver(lake: Lake, damage: Damage) -> Iterator[pa.Table]:
     """What silver still has of it: the same columns, without what was erased."""
+    if not damage.missing:
+        return
     low, high = damage.missing[0][0], damage.missing[-1][1]
     files = [file for file in damage.readable(lake, SILVER_EVENTS.name) if file.may_hold("seq", low, high)]
     held = lake.dataset(SILVER_EVENTS.name, files, arrow_schema(BRONZE_EVENTS.schema))
@@ -469,7 +275,7 @@ def _not_among(parts: Iterable[pa.Table], known: Seqs) -> Iterator[pa.Table]:
         yield part.filter(pa.array(~np.isin(seqs, known, assume_unique=True)))
 
 
-def _noting_seqs(parts: Iterable[pa.Table], found: list[Seqs]) -> Iterator[pa.Table]:
+def _notingseqs_of(parts: Iterable[pa.Table], found: list[Seqs]) -> Iterator[pa.Table]:
     for part in parts:
         found.append(part["seq"].to_numpy())
         yield part
@@ -497,30 +303,40 @@ def _merged(ranges: Iterable[Range]) -> list[Range]:
 
 
 def _mend_quarantine(
-    lake: Lake, target: Lake, place: LogPlace, damage: Damage, lost: Sequence[Range], *, run: str, now_ns: int
+    lake: Lake,
+    target: Lake,
+    place: LogPlace,
+    damage: Damage,
+    lost: Sequence[Range],
+    again: Sequence[Mapping[str, Any]],
+    *,
+    run: str,
+    now_ns: int,
 ) -> tuple[list[Range], int]:
     """
-    Leave out of the quarantine what the log has whole by now, and add what is lost; what of it is new there, and how many rows
-    were left out.
+    Leave out of the quarantine what the log has whole by now, and add what is lost and what was met ``again``; what is newly lost,
+    and how many rows were left out.
     """
     name, schema = QUARANTINE.name, arrow_schema(QUARANTINE.schema)
     before = _distinct(lake, name, damage.readable(lake, name), schema).to_pylist()
     epoch = lake.epoch
     kept = [row for row in before if not _is_healed(place, epoch, row)]
+    places = {(row["file"], row["byte_offset"]) for row in kept}
+    back = [row for row in again if damage.is_quarantine_hurt and (row["file"], row["byte_offset"]) not in places]
     known = _merged((row["first_seq"], row["last_seq"]) for row in kept if row["first_seq"] is not None)
     news = [(low, high) for low, high in lost if not any(first <= low and high <= last for first, last in known)]
     fresh = [
         {"reason": _LOST, "first_seq": first, "last_seq": last, "found_at": now_ns // 1000, "epoch": epoch}
         for first, last in news
     ]
-    if len(kept) != len(before) or fresh or name in damage.files.keys() | damage.logs.keys():
+    if len(kept) != len(before) or fresh or damage.is_quarantine_hurt:
         target.write_rows(
-            pa.Table.from_pylist([*kept, *fresh], schema=schema),
+            pa.Table.from_pylist([*kept, *back, *fresh], schema=schema),
             name,
             QUARANTINE.schema,
             app=_APP,
             version=(target.done(name, _APP) or 0) + 1,
-            note=_note_if_readable(lake, name) or {"epoch": epoch, "seq": damage.until},
+            note=note_if_readable(lake, name) or {"epoch": epoch, "seq": damage.until},
             run=run,
         )
     return news, len(before) - len(kept)
@@ -565,7 +381,7 @@ def repair_silver_events(
     files = damage.readable(lake, name)
     note = lake.note(name)
     held = lake.files(BRONZE_EVENTS.name)
-    missing = np.setdiff1d(_seqs(lake, held), _seqs(lake, files, name))
+    missing = np.setdiff1d(seqs_of(lake, held), seqs_of(lake, files, name))
     missing = missing[missing <= int(note["seq"])]
     low, high = (int(missing[0]), int(missing[-1])) if len(missing) else (1, 0)
     held = [file for file in held if file.may_hold("seq", low, high)]

@@ -227,9 +227,10 @@ class Silver:
         return self._put(frame, SILVER_EVENTS, batch + 1, note)
 
     def _put(self, frame: DataFrame, table: TableSpec, version: int, note: Note) -> int:
-        write = self.lake.replace if table.name in self.anew else self.lake.append
-        gained = write(frame, table.name, table.schema, app=SILVER_APP, version=version, note=note, run=self.run)
-        return gained or 0
+        replaces: Replaces = "all" if table.name in self.anew else "nothing"
+        return self.lake.write(
+            frame, table.name, table.schema, app=SILVER_APP, version=version, note=note, run=self.run, replaces=replaces
+        )
 
     def _is_the_same(self, files: list[DataFile], since: int, until: int) -> bool:
         """Whether these files of bronze are what silver is to gain, as they are: nothing repeated, erased, or of another batch."""

@@ -12,7 +12,7 @@ No library of the lake is imported here: the tools ask what is archived on machi
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Final, TypeVar
 
 import msgspec
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 _POSITIONS: Final = "positions.json"
 _ARCHIVED: Final = "archived.json"
 _VACUUMED: Final = "housekeeping.json"
-_HOUR_NS: Final = 3_600_000_000_000
+HOUR_NS: Final = 3_600_000_000_000
 
 
 class StateFile(msgspec.Struct, frozen=True):
@@ -70,10 +70,12 @@ class Vacuumed(StateFile, frozen=True):
     """When each table was last looked through for files that are no part of it any more."""
 
     at_ns: dict[str, int] = {}
+    aside_ns: dict[str, int] = {}
+    """When folders were first seen that a repair left behind, by their place below the tables' folder."""
 
     def due(self, vacuum_hours: int, now_ns: int) -> set[str]:
         """The tables for which it is time again."""
-        return {table for table, at_ns in self.at_ns.items() if now_ns - at_ns >= vacuum_hours * _HOUR_NS}
+        return {table for table, at_ns in self.at_ns.items() if now_ns - at_ns >= vacuum_hours * HOUR_NS}
 
 
 def load_vacuumed(lake: Storage, epoch: str) -> Vacuumed:
@@ -81,9 +83,9 @@ def load_vacuumed(lake: Storage, epoch: str) -> Vacuumed:
     return load_state(lake, _VACUUMED, Vacuumed, epoch, has_checksum=False) or Vacuumed(epoch)
 
 
-def save_vacuumed(lake: Storage, epoch: str, at_ns: Mapping[str, int]) -> None:
+def save_vacuumed(lake: Storage, state: Vacuumed) -> None:
     """Store when each table was looked through."""
-    lake.replace(_VACUUMED, msgspec.json.encode(Vacuumed(epoch, dict(at_ns))) + b"\n")
+    lake.replace(_VACUUMED, msgspec.json.encode(state) + b"\n")
 
 
 def load_state(lake: Storage, name: str, kind: type[_S], epoch: str, *, has_checksum: bool = True) -> _S | None:

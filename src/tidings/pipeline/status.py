@@ -22,6 +22,7 @@ import msgspec
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
 
+from .errors import LakeDamaged
 from .schemas import SILVER_EVENTS
 from .state_files import StateFile, load_state
 from .storage import Storage
@@ -177,6 +178,8 @@ class TableStatus:
     """What is known of that job: what it cost last, and whether and when it failed."""
     due: str
     """``now``, ``with new records``, or by runs that follow the log from this time of the log on."""
+    problem: str = ""
+    """Why nothing else is known of it: its own log cannot be read."""
 
 
 def table_statuses(
@@ -197,9 +200,15 @@ def table_statuses(
     found = []
     has_news = functools.cache(has_news)
     # What is filled together reaches as far, also where there was nothing for one of them.
-    together = {"bronze": reached, "silver": int(lake.note(SILVER_EVENTS.name).get("seq", 0))}
-    for name in lake.tables():
-        table = describe(lake, name)
+    together = {"bronze": reached}
+    for name in sorted(lake.tables(), key=lambda each: each != SILVER_EVENTS.name):
+        try:
+            table = describe(lake, name)
+        except LakeDamaged as error:
+            found.append(TableStatus(name, 0, 0, 0, None, None, "", None, "now", error.problem))
+            continue
+        if name == SILVER_EVENTS.name:
+            together["silver"] = table.seq or 0
         job = str(lake.note(name).get("job", ""))
         last = states.of(job) if job else None
         seq = table.seq if last is None or table.seq != last.made else last.seq
@@ -212,4 +221,4 @@ def table_statuses(
         if due == "now" and last is not None and last.every_s and last.as_of and not last.problem:
             due = (datetime.fromisoformat(last.as_of) + timedelta(seconds=last.every_s)).isoformat()
         found.append(TableStatus(name, table.rows, table.files, table.bytes, seq, behind, job, last, due))
-    return found
+    return sorted(found, key=lambda each: each.name)

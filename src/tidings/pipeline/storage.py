@@ -166,6 +166,14 @@ class Storage:
             with contextlib.suppress(FileNotFoundError):
                 self.filesystem().delete_file(name)
 
+    def delete_folder(self, name: str) -> int:
+        """Delete a folder with all that is in it; how many files there were."""
+        files = self.sizes(name)
+        self.delete(files)
+        if self.is_local:  # elsewhere a folder is no more than the names of its files
+            shutil.rmtree(self.path / name, ignore_errors=True)
+        return len(files)
+
     def folders(self, name: str = "") -> list[str]:
         """The names of the folders in it, or in a folder of it."""
         from pyarrow.fs import FileSelector, FileType

@@ -208,8 +208,9 @@ def test_compaction_changes_files_and_no_rows(spark: SparkSession, lake: Lake) -
     settings = PipelineSettings(compact_files_min=4)
     for version in range(1, 6):
         frame = spark.createDataFrame([(version, f"n{version}", version)], TABLE.schema)
-        lake.append(frame, TABLE.name, TABLE.schema, app="t", version=version, note={"seq": version}, run="r")
-    assert lake.append(frame, TABLE.name, TABLE.schema, app="t", version=5, note={}, run="again") is None
+        lake.write(frame, TABLE.name, TABLE.schema, app="t", version=version, note={"seq": version}, run="r")
+    with pytest.raises(LakeConflict):
+        lake.write(frame, TABLE.name, TABLE.schema, app="t", version=5, note={}, run="again")
     before = lake.open(TABLE.name).version()
 
     assert compact(lake, TABLE.name, settings) == 5

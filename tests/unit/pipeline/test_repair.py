@@ -17,8 +17,10 @@ from tests.unit.pipeline.lake_support import archive, records_of
 from tests.unit.pipeline.support import Workspace, event
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.pipeline.errors import LakeConflict
+from tidings.pipeline.housekeeping import keep_house
 from tidings.pipeline.lake import Lake, LakeMeta
 from tidings.pipeline.schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
+from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.state_files import save_archived
 from tidings.pipeline.table_files import remove_action, write_file
 
@@ -142,7 +144,7 @@ def log_files(workspace: Workspace, table: str = BRONZE_EVENTS.name) -> list[Pat
 def test_a_table_without_its_log_is_made_anew(workspace: Workspace, harm: Callable[[list[Path]], object]) -> None:
     """
     If bronze's own log lost or damaged a file, verify, a dry run and a run all say so and change nothing; repair makes another
-    table of what its files hold and the log has, and the old folder stays.
+    table of what its files hold and the log has, and the old folder stays for a day.
     """
     harm(log_files(workspace))
     before = sorted(workspace.lake.folder(BRONZE_EVENTS.name).path.rglob("*"))
@@ -163,6 +165,11 @@ def test_a_table_without_its_log_is_made_anew(workspace: Workspace, harm: Callab
     assert workspace.column(BRONZE_EVENTS.name, "seq") == list(range(1, 41))
     assert workspace.lake.note(BRONZE_EVENTS.name)["seq"] == 40
     assert repaired(workspace)["logs"] == {}
+    for hours, is_there in ((0, True), (23, True), (24, False)):
+        now_ns = SYSTEM_CLOCK.now_ns() + hours * 3_600_000_000_000
+        keep_house(Lake(workspace.lake.storage, SYSTEM_CLOCK), PipelineSettings(), now_ns=now_ns, tables=())
+        assert Path(aside).exists() is (is_there and bool(before))
+    assert is_equal(workspace)
 
 
 def test_a_table_without_its_log_keeps_what_only_it_has(workspace: Workspace) -> None:
@@ -344,3 +351,26 @@ def test_a_line_that_is_whole_again_comes_back(workspace: Workspace, tmp_path: P
     assert (done["files"], done["recovered"], done["healed_lines"], done["lost"]) == ([], 1, 1, [])
     assert repaired(workspace, "--lake", str(tmp_path / "other"))["missing_records"] == 0
     assert sum(file.rows for file in lake.files(QUARANTINE.name)) == 1
+
+
+def test_the_rows_of_a_lost_quarantine_are_found_again(workspace: Workspace) -> None:
+    """Lines that are no records are looked for in the log if the table that names them has lost a file."""
+    segment = workspace.segments()[0]
+    before = segment.read_bytes()
+    lines = before.splitlines(keepends=True)
+    place = len(b"".join(lines[:2]))
+    known = [record for record in records_of(workspace) if (record.topic, record.offset) != ("t0", 2)]
+    segment.write_bytes(before[: place + 30] + b"?" + before[place + 31 :])
+    lake = Lake(workspace.folder / "other", SYSTEM_CLOCK)
+    archive(lake, known, epoch=workspace.epoch, batch=1)
+    lake.begin(workspace.epoch)
+    row = {"file": str(segment.relative_to(workspace.layout.wal)), "byte_offset": place, "epoch": workspace.epoch}
+    rows = pa.Table.from_pylist([row], schema=arrow_schema(QUARANTINE.schema))
+    lake.write_rows(rows, QUARANTINE.name, QUARANTINE.schema, app="bronze", version=1, note={"seq": 40}, run="r")
+    Path(lake.files(QUARANTINE.name)[0].uri).unlink()
+
+    done = repaired(workspace, "--lake", str(workspace.folder / "other"))
+
+    assert (len(done["files"]), done["recovered"], done["lost"]) == (1, 0, [])
+    (found,) = Lake(lake.storage, SYSTEM_CLOCK).dataset(QUARANTINE.name).to_table().to_pylist()
+    assert (found["file"], found["byte_offset"], found["line_bytes"]) == (*list(row.values())[:2], len(lines[2]) - 1)

@@ -66,6 +66,22 @@ def test_status_for_programs(tmp_path: Path) -> None:
     assert [failed["job"] for failed in said["failed"]] == ["broken", "never"]
 
 
+@pytest.mark.parametrize("table", ["bronze.events", "gold.paced"])
+def test_a_damaged_table_hides_no_other(tmp_path: Path, table: str) -> None:
+    """A table whose own log cannot be read is said to be damaged; what is known of the others is said as ever."""
+    workspace = made(tmp_path)
+    (log,) = (workspace.lake.folder(table).path / "_delta_log").glob("*1.json")
+    log.write_text("no commit")
+
+    said = json.loads(invoke("pipeline", "status", "--json", "-w", workspace.folder).stdout)
+    shown = invoke("pipeline", "status", "-w", workspace.folder).stdout
+
+    assert [each["name"] for each in said["tables"]] == ["bronze.events", "gold.broken", "gold.paced"]
+    assert {each["name"] for each in said["tables"] if each["problem"]} == {table}
+    assert {each["name"]: each["rows"] for each in said["tables"]}["gold.broken"] == 1
+    assert f"DAMAGED {table}" in shown
+
+
 @pytest.mark.parametrize(("device", "is_news"), [(OWN_DEVICE, False), ("phone", True)])
 def test_what_the_pipeline_published_is_not_yet_to_come(tmp_path: Path, device: str, is_news: bool) -> None:
     """
