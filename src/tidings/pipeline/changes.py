@@ -49,14 +49,18 @@ class Plan:
     note: Note
     """For the job's commits: what it is made of."""
     is_all: bool = True
-    """Whether all rows are computed; otherwise:"""
+    """Whether all rows are computed; otherwise only those of ``days`` or ``since``."""
+    is_anew: bool = True
+    """Whether what the job made before counts for nothing: it was never made, or by other settings, or of rows that have changed."""
     days: Days = frozenset()
     """The days whose rows are replaced."""
     since: Mapping[str, int] = field(default_factory=dict)
     """By seq: after which seq the rows of a table are new."""
     windows: Mapping[str, InputWindow] = field(default_factory=dict)
     needed: Mapping[str, Days] = field(default_factory=dict)
-    """By table, the days whose rows are needed; a table that is not named is needed as a whole."""
+    """By table, the days whose rows are needed"""
+    begins: Mapping[str, int] = field(default_factory=dict)
+    """or the first of them, of a job that is given what is recent. A table that neither names is needed as a whole."""
 
     @property
     def is_empty(self) -> bool:
@@ -71,6 +75,9 @@ class Plan:
             return False
         if table in self.since:
             return file.may_hold(window.at, self.since[table] + 1, None)
+        if table in self.begins:
+            begin = self.begins[table]
+            return _day_of(file.maximum.get(window.at), begin) >= begin
         if table not in self.needed:
             return True
         days = self.needed[table]
@@ -86,6 +93,8 @@ class Plan:
             frame = frame.where(frame["type"].isin(*window.types))
         if table in self.since:
             return frame.where(frame[window.at] > self.since[table])
+        if table in self.begins:
+            return frame.where(frame[window.at] >= _date_of(self.begins[table]))
         if table in self.needed:
             days = [_date_of(day) for day in sorted(self.needed[table])]
             frame = frame.where(frame[window.at].cast("date").isin(days))
@@ -129,7 +138,10 @@ class Changes:
         note: Note = {"recipe": recipe, "inputs": inputs, "days": None}
         if job.partitioning is None:
             is_due = positions is None or made < self.until or self._has_changed(inputs, positions)
-            return Plan(note) if is_due else None
+            recent = {} if job.recent is None else dict(job.recent(context))
+            today = _day_of(self.as_of, 0)
+            begins = {table: today - window.days_before for table, window in recent.items()}
+            return Plan(note, is_anew=positions is None, windows=recent, begins=begins) if is_due else None
         if positions == inputs and made >= self.until:
             return None
         if job.partitioning.seq_column:
@@ -137,7 +149,8 @@ class Changes:
             since = None if positions is None else self._grown(windows, positions)
             if since is None:
                 return Plan(note, windows=windows)
-            return Plan({name: note[name] for name in note if name != "days"}, False, since=since, windows=windows)
+            kept = {name: note[name] for name in note if name != "days"}
+            return Plan(kept, is_all=False, since=since, windows=windows)
         days = None if positions is None else self._changed_days(job, context, windows, positions, made_at)
         if days is None:
             return Plan(note, windows=windows)
@@ -147,7 +160,7 @@ class Changes:
             for table, each in windows.items()
             if not each.is_whole
         }
-        return Plan(note, False, days, windows=windows, needed=needed)
+        return Plan(note, is_all=False, days=days, windows=windows, needed=needed)
 
     def _position(self, table: str) -> list[Any]:
         """Where a table stands: its version, the seq it reaches to, and of a small one that is taken whole its digest."""

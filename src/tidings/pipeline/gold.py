@@ -218,9 +218,8 @@ class GoldJobs:
     def _inputs(self, job: Job, plan: Plan, *, is_again: bool) -> tuple[dict[str, list[DataFile]], JobResult]:
         """The files that the job is given, by table, and how many they are."""
         own = {output.table for output in job.writes}
-        # A job that is done again is done from the beginning, and so is one that only adds if it has to do all of it: it does
-        # not see what it made before.
-        is_anew = is_again or (plan.is_all and job.partitioning is not None)
+        # A job that is done from the beginning does not see what it made before.
+        is_anew = is_again or (plan.is_all and plan.is_anew)
         there = {table: self.lake.files(table) if self.lake.exists(table) else [] for table in job.reads}
         files = {
             table: [] if is_anew and table in own else [file for file in found if plan.needs(table, file)]

@@ -24,7 +24,7 @@ from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
-from .columns import as_of, digest, hours_between, iso, name_of_actor, summaries, text
+from .columns import as_of, digest, held, hours_between, iso, name_of_actor, summaries, text
 from .consolidation_duplicates import DUPLICATES, KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURE_TYPES, ERASURES, MEMORIES, living
 from .consolidation_rollups import PATCH_SHARE_MAX, ROLLUPS, told_rollups
@@ -81,10 +81,10 @@ def late_events(events: DataFrame, *, skew_s: float, late_s: float) -> DataFrame
 
 
 def reconsolidations(events: DataFrame, found: DataFrame, context: JobContext) -> DataFrame:
-    """The published rollups that have got memories since, of those ``found``."""
+    """The published rollups that have got memories since, of those ``found``; if none was published, nothing is looked through."""
     share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
-    told = told_rollups(events).withColumnRenamed("space_id", "_space")
-    came = found.select("space_id", "event_id", "seq", "ts")
+    told, count, near = held(told_rollups(events).withColumnRenamed("space_id", "_space"))
+    came = (found if count else found.limit(0)).select("space_id", "event_id", "seq", "ts")
     is_stale = (
         (F.col("space_id") == F.col("_space"))
         & (F.col("ts") >= F.col("told_from"))
@@ -93,7 +93,7 @@ def reconsolidations(events: DataFrame, found: DataFrame, context: JobContext) -
     )
     known = F.greatest(F.size(F.coalesce("told_ids", F.array().cast("array<string>"))), F.lit(1))
     stale = (
-        came.join(told, is_stale)
+        came.join(near(told), is_stale)
         .groupBy("space_id", "rollup_id", "told_period", "told_from", "told_to", "told_version", "told_seq")
         .agg(
             F.count("*").alias("late_count"),

@@ -307,17 +307,17 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
 
 
 def _kept(scores: DataFrame, tz: str) -> DataFrame:
-    """The memories that are kept, once for each period they fall into."""
-    return (
-        scores.where(F.col("decision").isin("keep", "protect"))
-        .select(
-            *("space_id", "event_id", "ts", "salience", "score"),
-            (is_guarded(F.col("band")) | (F.col("reason") == "sealed")).alias("is_withheld"),
-            F.to_date(F.from_utc_timestamp("ts", tz)).alias("day"),
-        )
-        .withColumn("period", F.explode(F.array(*map(F.lit, _TOKENS_MAX))))
-        .withColumn("start", _start())
+    """The memories that are kept, with the day that they fall on."""
+    return scores.where(F.col("decision").isin("keep", "protect")).select(
+        *("space_id", "event_id", "ts", "salience", "score"),
+        (is_guarded(F.col("band")) | (F.col("reason") == "sealed")).alias("is_withheld"),
+        F.to_date(F.from_utc_timestamp("ts", tz)).alias("day"),
     )
+
+
+def _by_period(of_days: DataFrame) -> DataFrame:
+    """Each row once for each period that its ``day`` falls into."""
+    return of_days.withColumn("period", F.explode(F.array(*map(F.lit, _TOKENS_MAX)))).withColumn("start", _start())
 
 
 def _standing(kept: DataFrame, rollups: DataFrame, context: JobContext, tz: str) -> DataFrame:
@@ -330,9 +330,12 @@ def _standing(kept: DataFrame, rollups: DataFrame, context: JobContext, tz: str)
     made_by = repr((_METHOD, tz, setting(context, "half_life_h", HALF_LIFE_H, above=0), tokens))
     method = hashlib.sha256(made_by.encode()).hexdigest()[:16]
     members = F.bit_xor(F.xxhash64("event_id", "salience", "ts", "is_withheld"))
+    # By day first: a week or a month is made of days.
+    days = kept.groupBy("space_id", "day").agg(F.count("*").alias("members"), members.alias("_hash"))
     now = (
-        kept.groupBy(*_PERIOD)
-        .agg(F.count("*").alias("members"), members.alias("_hash"))
+        _by_period(days)
+        .groupBy(*_PERIOD)
+        .agg(F.sum("members").alias("members"), F.bit_xor("_hash").alias("_hash"))
         .withColumn("basis", F.concat_ws(":", F.lit(method), "members", F.hex("_hash")))
     )
     start = F.to_date(F.from_utc_timestamp("from_ts", tz)).alias("start")
@@ -358,7 +361,8 @@ def _of_periods(kept: DataFrame, changed: DataFrame, tables: Mapping[str, DataFr
     """The memories of the periods that changed, at most ``events_max`` a period: the most worth keeping."""
     worth = F.row_number().over(Window.partitionBy(*_PERIOD).orderBy(F.desc("score"), F.asc("event_id")))
     chosen, _, near = held(
-        kept.join(changed, list(_PERIOD))
+        _by_period(kept)
+        .join(changed, list(_PERIOD))
         .withColumn("_place", worth)
         .where(F.col("_place") <= setting(context, "events_max", _EVENTS_MAX, above=0))
         .select(

@@ -1,7 +1,8 @@
 """
 L4, ``gold.learning_fits``: weights for decisions and ranking, calibrations for heads, a fit a space.
 
-Each space is fitted by one task, on its most recent rows in the order of time, each row at its own learning rate. What is good
+Each space is fitted by one task, on its most recent rows in the order of time, each row at its own learning rate. A fit stands
+until a tenth of what it was made from is new, or something was erased in its space: so a run costs what is new. What is good
 enough is published as a setting (``UTILITY_WEIGHTS_UPDATE``, ``RANKER_WEIGHT_UPDATE``, ``CALIBRATION_UPDATE``, ``HABIT_TUNE``), and every
 fit as ``ML_RUN_EVENT``: train, eval and, where it was, promote. The numbers in events are rounded to nine digits.
 """
@@ -18,10 +19,14 @@ from pyspark.sql import functions as F
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting, shaped
 
+from .columns import held
+from .consolidation_memories import ERASURES
 from .learning_columns import LEARNING_TOPIC, summary_event, time_of
 from .learning_math import FitSettings, TrainingRow, fit_calibration, fit_weights
 
 ROWS_MAX: Final = 20_000
+REFIT_SHARE: Final = 0.1
+_OF: Final = ("set_name", "space_id")
 _TOLD_MAX: Final = 1000
 _DIGITS: Final = 9
 FITS: Final = OutputTable(
@@ -46,14 +51,8 @@ HABITS: Final = OutputTable(
 _KNOBS: Final = {"actions": "UTILITY_WEIGHTS_UPDATE", "ranker": "RANKER_WEIGHT_UPDATE"}
 
 
-def training_rows(
-    actions: DataFrame, ranker: DataFrame, predictions: DataFrame, drift: DataFrame, *, rows_max: int = ROWS_MAX
-) -> DataFrame:
-    """
-    The labelled rows of all sets in one shape, at most ``rows_max`` a set and space, the most recent.
-
-    ``is_drifting`` says that a feature of the space drifted on its last day.
-    """
+def labelled_rows(actions: DataFrame, ranker: DataFrame, predictions: DataFrame) -> DataFrame:
+    """The labelled rows of all sets in one shape."""
     nothing = F.lit(None).cast("double")
     of_actions = actions.select(
         *_shape("actions", "decided_at", "decision_seq", weight=F.lit(1.0), p=nothing, z=nothing),
@@ -70,8 +69,39 @@ def training_rows(
         *_shape(heads, "predicted_at", "prediction_seq", weight=F.lit(1.0), p=F.col("p"), z=F.col("z")),
         *(nothing.alias(name) for name in ("arousal", "valence", "surprise")),
     )
-    latest = Window.partitionBy("set_name", "space_id").orderBy(F.desc("at"), F.desc("seq"), F.desc("row_id"))
-    rows = of_actions.unionByName(of_ranker).unionByName(of_heads).where("y is not null")
+    return of_actions.unionByName(of_ranker).unionByName(of_heads).where("y is not null")
+
+
+def standing(rows: DataFrame, before: DataFrame, erased: DataFrame, share: float) -> DataFrame:
+    """
+    Each set and space that has labelled rows, and whether the fit that there is of it ``is_same`` still.
+
+    Args:
+        rows: From ``labelled_rows``.
+        before: ``gold.learning_fits`` as the last run left it.
+        erased: ``gold.erasures``.
+        share: From this share of new rows on it is another.
+    """
+    forgotten = erased.groupBy("space_id").agg(F.max("erased_seq").alias("_erased_seq"))
+    known = before.select(*_OF, F.col("rows").alias("_rows"), F.col("last_seq").alias("_last_seq"))
+    is_same = (F.col("_fresh") < share * F.col("_rows")) & (F.coalesce("_erased_seq", F.lit(0)) <= F.col("_last_seq"))
+    return (
+        rows.select(*_OF, "seq")
+        .join(F.broadcast(known), list(_OF), "left")
+        .groupBy(*_OF, "_rows", "_last_seq")
+        .agg(F.count_if(F.col("seq") > F.col("_last_seq")).alias("_fresh"))
+        .join(forgotten, "space_id", "left")
+        .select(*_OF, F.coalesce(is_same, F.lit(False)).alias("is_same"))
+    )
+
+
+def training_rows(rows: DataFrame, drift: DataFrame, *, rows_max: int = ROWS_MAX) -> DataFrame:
+    """
+    Of ``labelled_rows`` at most ``rows_max`` a set and space, the most recent.
+
+    ``is_drifting`` says that a feature of the space drifted on its last day.
+    """
+    latest = Window.partitionBy(*_OF).orderBy(F.desc("at"), F.desc("seq"), F.desc("row_id"))
     drifting = drift.groupBy(F.col("set_name").alias("_set"), F.col("space_id").alias("_space")).agg(
         F.max(F.struct("date", "is_drifted"))["is_drifted"].alias("is_drifting")
     )
@@ -177,15 +207,16 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     settings = FitSettings(**{name: setting(context, name, getattr(defaults, name)) for name in FitSettings._fields})
     if settings.method not in ("sgd", "adagrad"):
         raise ValueError(f"method must be sgd or adagrad, not {settings.method!r}")
-    rows = training_rows(
-        tables["gold.learning_actions"],
-        tables["gold.learning_ranker"],
-        tables["gold.learning_predictions"],
-        tables["gold.learning_drift"],
-        rows_max=setting(context, "rows_max", ROWS_MAX),
+    rows = labelled_rows(
+        tables["gold.learning_actions"], tables["gold.learning_ranker"], tables["gold.learning_predictions"]
     )
+    before, share = tables[FITS.table], setting(context, "refit_share", REFIT_SHARE)
+    groups, _, near = held(standing(rows, before, tables[ERASURES], share))
+    stale = rows.join(near(groups.where("not is_same").drop("is_same")), list(_OF), "left_semi")
+    chosen = training_rows(stale, tables["gold.learning_drift"], rows_max=setting(context, "rows_max", ROWS_MAX))
+    kept = before.join(groups.where("is_same").drop("is_same"), list(_OF), "left_semi")
     return {
-        FITS.table: shaped(fits(rows, settings), FITS),
+        FITS.table: shaped(fits(chosen, settings), FITS).unionByName(kept),
         HABITS.table: shaped(habits(tables["gold.learning_actions"]), HABITS),
     }
 
@@ -250,6 +281,8 @@ JOBS: Final = (
             "gold.learning_ranker",
             "gold.learning_predictions",
             "gold.learning_drift",
+            FITS.table,
+            ERASURES,
         ),
         writes=(FITS, HABITS),
         build=_build,

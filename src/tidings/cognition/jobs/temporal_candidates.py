@@ -19,7 +19,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, LongType, StructField, StructType
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, setting, whole_days
 
 from .columns import as_of, clipped, held, hours_between, instant, iso, number, recency, summaries, text, zone_or_none
 from .temporal_features import FEATURES, HALF_LIFE_H, RECENCY
@@ -163,6 +163,8 @@ def _utc(shown: datetime, zone: tzinfo) -> datetime:
 
 CANDIDATES: Final = "gold.temporal_candidates"
 REQUESTS: Final = "gold.temporal_requests"
+_REQUEST: Final = "TEMPORAL_RANGE_REQUEST"
+_RESPONSE: Final = "TEMPORAL_RANGE_RESPONSE"
 _K: Final = 50
 _K_MAX: Final = 500
 _REQUEST_HOURS: Final = 24
@@ -206,12 +208,12 @@ def _micros(at: datetime) -> int:
 def requests_of(events: DataFrame, context: JobContext) -> DataFrame:
     """The requests of the last hours (``request_hours``), with the ranges that they mean, and whether they were answered."""
     hours = setting(context, "request_hours", _REQUEST_HOURS, above=0)
-    is_request = F.col("type") == "TEMPORAL_RANGE_REQUEST"
+    is_request = F.col("type") == _REQUEST
     is_recent = F.col("written_at") > as_of(context) - F.expr(f"INTERVAL '{hours}' HOUR")
     k = clipped(number("k"), 1.0, float(_K_MAX)).cast("int")
     start, end = instant("from"), instant("to")
     told = events.where(
-        (F.col("topic") == TEMPORAL_TOPIC) & ((is_request & is_recent) | (F.col("type") == "TEMPORAL_RANGE_RESPONSE"))
+        (F.col("topic") == TEMPORAL_TOPIC) & ((is_request & is_recent) | (F.col("type") == _RESPONSE))
     ).select(
         *("space_id", "seq", is_request.alias("is_request")),
         F.coalesce(text("request_id"), F.when(is_request, F.col("event_id"))).alias("request_id"),
@@ -310,6 +312,12 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     return {REQUESTS: requests, CANDIDATES: candidates_of(requests, features, scores, near)}
 
 
+def _recent(context: JobContext) -> Mapping[str, InputWindow]:
+    """An answer is written after its request."""
+    days = whole_days(setting(context, "request_hours", _REQUEST_HOURS, above=0) * 3600)
+    return {"silver.events": InputWindow("written_at", days_before=days, types=(_REQUEST, _RESPONSE))}
+
+
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     found = (
         tables[CANDIDATES]
@@ -331,7 +339,7 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
             "space_id", "request_id", "is_understood", F.coalesce("found", F.array().cast(_FOUND)).alias("candidates")
         )
     )
-    return summaries(TEMPORAL_TOPIC, "TEMPORAL_RANGE_RESPONSE", rows, context, keys=("space_id", "request_id"))
+    return summaries(TEMPORAL_TOPIC, _RESPONSE, rows, context, keys=("space_id", "request_id"))
 
 
 TEMPORAL_CANDIDATES_JOBS: Final = (
@@ -347,6 +355,7 @@ TEMPORAL_CANDIDATES_JOBS: Final = (
         ),
         build=_build,
         summarise=_summarise,
+        recent=_recent,
     ),
 )
 

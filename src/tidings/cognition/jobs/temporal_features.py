@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
-from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, whole_days
 
 from .columns import as_of, hours_between, iso, recency, summaries, wall_clock
 from .temporal_index import INDEX, TEMPORAL_TOPIC
@@ -28,6 +28,9 @@ from .temporal_index import INDEX, TEMPORAL_TOPIC
 FEATURES: Final = "gold.temporal_features"
 RECENCY: Final = "gold.recency"
 HALF_LIFE_H: Final = 72.0
+HALF_LIVES: Final = 10
+"""After so many a moment's score is below a thousandth, and the moment is recent no more."""
+_DAYS_MAX: Final = 36_500
 _PERIODS_H: Final = (24, 12, 8)
 
 _FEATURES_SCHEMA: Final = (
@@ -102,15 +105,26 @@ def _circle(place: Column, period: float) -> tuple[Column, Column]:
 
 
 def recency_of(index: DataFrame, now: Column, half_life_h: Column) -> DataFrame:
-    """How recent every moment in the index is at ``now``."""
+    """How recent every moment in the index is at ``now``, of those that are not ``HALF_LIVES`` ago."""
     return (
         index.where(F.col("g") == "hour")
         .select("space_id", F.col("doc_id").alias("event_id"), "ts", now.alias("as_of"))
         .withColumn("age_h", hours_between(F.col("ts"), F.col("as_of")))
         .withColumn("half_life_h", half_life_h)
+        .where(F.col("age_h") < HALF_LIVES * F.col("half_life_h"))
         .withColumn("recency", recency(F.col("ts"), F.col("as_of"), F.col("half_life_h")))
         .withColumn("is_ahead", F.col("age_h") < 0)
     )
+
+
+def _recent_days(context: JobContext) -> int:
+    """How many days back a moment of any space may be recent."""
+    given = [
+        setting(context, "half_life_h", HALF_LIFE_H, above=0),
+        *setting(context, "half_life_h_by_space", {}).values(),
+    ]
+    longest_h = max(each for each in given if isinstance(each, int | float))
+    return min(_DAYS_MAX, whole_days(HALF_LIVES * longest_h * 3600))
 
 
 def half_life_of(context: JobContext) -> Column:
@@ -147,10 +161,11 @@ TEMPORAL_FEATURES_JOBS: Final = (
     ),
     Job(
         name="temporal_recency",
-        about="Scores every moment by how long ago it was (T3).",
+        about="Scores every moment of the last ten half-lives by how long ago it was (T3).",
         reads=(INDEX,),
         writes=(OutputTable(RECENCY, _RECENCY_SCHEMA, "How recent one moment is at the time of the run."),),
         build=_build_recency,
+        recent=lambda context: {INDEX: InputWindow("ts", days_before=_recent_days(context))},
     ),
 )
 
@@ -213,15 +228,23 @@ def patterns_of(features: DataFrame, weekly_min: float = _WEEKLY_MIN) -> DataFra
     hours = [f"_hour{at}" for at in range(24)]
     of_key = Window.partitionBy(*_KEY).orderBy("day")
     all_days = of_key.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
+    # Of each person first: a space is all of them together.
+    of_people = features.groupBy(
+        "space_id", "person_id", F.datediff("local_date", F.lit(_A_MONDAY).cast("date")).alias("day")
+    ).agg(
+        F.count("*").alias("x"),
+        *(F.count_if(F.floor("hod") == at).alias(name) for at, name in enumerate(hours)),
+        F.min("ts").alias("first_ts"),
+        F.max("ts").alias("last_ts"),
+    )
     daily = (
-        features.select("space_id", "ts", "local_date", F.floor("hod").alias("hour"), F.inline(F.array(*named)))
+        of_people.select("*", F.inline(F.array(*named)))
         .where("_person is not null")
-        .groupBy(*_KEY, F.datediff("local_date", F.lit(_A_MONDAY).cast("date")).alias("day"))
+        .groupBy(*_KEY, "day")
         .agg(
-            F.count("*").alias("x"),
-            *(F.count_if(F.col("hour") == at).alias(name) for at, name in enumerate(hours)),
-            F.min("ts").alias("first_ts"),
-            F.max("ts").alias("last_ts"),
+            *(F.sum(name).alias(name) for name in ("x", *hours)),
+            F.min("first_ts").alias("first_ts"),
+            F.max("last_ts").alias("last_ts"),
         )
         .withColumns(
             {

@@ -196,16 +196,21 @@ def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
     ttl = setting(context, "ttl_days", _TTL_DAYS, above=0)
     days = setting(context, "deletions_days", _DELETIONS_DAYS, above=0)
     # Only moments that expired of late, or that an erasure may name, are put together again.
-    names = F.array_compact(F.array("event_id", "named_id", "person_id"))
-    hit = (
-        told.select("space_id", "ts", F.explode(names).alias("object_id"))
-        .join(tables[ERASURES].select("space_id", "object_id"), ["space_id", "object_id"], "left_semi")
-        .select("space_id", "ts", F.lit(True).alias("_hit"))
-        .distinct()
+    # Said of the column as it is stored, so that files without such a moment are passed over.
+    of_late = (F.col("ts") <= now - F.expr(f"INTERVAL '{ttl}' DAY")) & (
+        F.col("ts") > now - F.expr(f"INTERVAL '{ttl + days}' DAY")
     )
-    expired_at = F.col("ts") + F.expr(f"INTERVAL '{ttl}' DAY")
-    of_late = (expired_at <= now) & (expired_at > now - F.expr(f"INTERVAL '{days}' DAY"))
-    chosen, count, near = held(told.join(hit, ["space_id", "ts"], "left").where(F.col("_hit") | of_late).drop("_hit"))
+    gone_or_named = told.where(of_late)
+    if not tables[ERASURES].isEmpty():
+        names = F.array_compact(F.array("event_id", "named_id", "person_id"))
+        hit = (
+            told.select("space_id", "ts", F.explode(names).alias("object_id"))
+            .join(tables[ERASURES].select("space_id", "object_id"), ["space_id", "object_id"], "left_semi")
+            .select("space_id", "ts", F.lit(True).alias("_hit"))
+            .distinct()
+        )
+        gone_or_named = told.join(hit, ["space_id", "ts"], "left").where(F.col("_hit") | of_late).drop("_hit")
+    chosen, count, near = held(gone_or_named)
     found = moments(chosen if count else told.limit(0), context)
     # The earliest erasure that names a moment is the one that took it away.
     erased = tables[ERASURES].withColumnRenamed("space_id", "_space")
@@ -227,7 +232,10 @@ def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
         F.coalesce("erasure.issued_at", "expires_at").alias("gone_at"),
     )
     gone = gone.localCheckpoint(eager=False) if count else gone
-    present = index.join(near(gone.select("hash")), "hash", "left_semi").select("hash", F.lit(True).alias("_present"))
+    looked_through = index if count else index.limit(0)
+    present = looked_through.join(near(gone.select("hash")), "hash", "left_semi").select(
+        "hash", F.lit(True).alias("_present")
+    )
     # An index that was not made for long holds what is past its life.
     left = index.where((F.col("expires_at") <= now) & ~of_late).select(
         *columns,

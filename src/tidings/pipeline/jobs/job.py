@@ -99,6 +99,8 @@ class Job:
     """Events to publish from the tables it wrote. Their ids must depend on the run's content alone, so that a repeated run repeats nothing."""
     partitioning: Partitioning | None = None
     """How to compute only what new rows touch. None: the tables are rebuilt from all of what it reads."""
+    recent: Callable[[JobContext], Mapping[str, InputWindow]] | None = None
+    """Without a partitioning: of these tables it is given the rows from ``days_before`` the run's own day on, and none that are older."""
     every_s: float | None = None
     """In runs that follow the log: at most once in so much of the log's time, 0 for every run. None: every run for one that has a
     partitioning, and the setting ``rebuild_interval_s`` for one that is made anew from all of what it reads."""

@@ -22,7 +22,7 @@ from tests.unit.pipeline.jobs.support import (
     table,
 )
 from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS
-from tidings.cognition.jobs.learning_fit import FITS
+from tidings.cognition.jobs.learning_fit import FITS, standing
 from tidings.cognition.jobs.learning_fit import JOBS as LEARNING_FIT_JOBS
 from tidings.cognition.jobs.learning_gate import JOBS as LEARNING_GATE_JOBS
 from tidings.cognition.jobs.learning_math import (
@@ -47,8 +47,10 @@ DAY_S = 86_400
 
 def run(tables: dict[str, DataFrame], *jobs: Job, settings: Mapping[str, Any] | None = None) -> dict[str, DataFrame]:
     """The tables after these jobs, one after the other, each stored before the next job reads it, as a runner does."""
+    spark = next(iter(tables.values())).sparkSession
     for job in jobs:
-        built = job.build(tables, context(**(settings or {})))
+        own = {each.table: table(spark, [], each.schema) for each in job.writes if each.table in job.reads}
+        built = job.build({**own, **tables}, context(**(settings or {})))
         tables = {**tables, **{name: frame.localCheckpoint() for name, frame in built.items()}}
     return tables
 
@@ -188,6 +190,24 @@ def test_a_fit_is_the_same_every_time_and_needs_enough_rows(learnt: dict[str, Da
 
     assert rows_of(run(shuffled, *LEARNING_FIT_JOBS)["gold.learning_fits"], "set_name") == once
     assert rows_of(run(dict(tables), *LEARNING_FIT_JOBS, settings={"rows_min": 1000})["gold.learning_fits"]) == []
+
+
+def test_a_fit_stands_until_enough_of_it_is_another(spark: SparkSession) -> None:
+    """A space is fitted again if a tenth of its rows is new, if something was erased in it, or if it never was."""
+    spaces = {"new": 18, "same": 19, "erased": 19}
+    seen = [("actions", space, seq) for space in (*spaces, "unknown") for seq in range(1, 21)]
+    before = [("actions", space, last, last) for space, last in spaces.items()]
+    found = standing(
+        table(spark, seen, "set_name string, space_id string, seq bigint"),
+        table(spark, before, "set_name string, space_id string, rows bigint, last_seq bigint"),
+        table(spark, [("erased", 25), ("same", 3)], "space_id string, erased_seq bigint"),
+        0.1,
+    )
+
+    assert {row["space_id"]: row["is_same"] for row in rows_of(found)} == {
+        **dict.fromkeys(("new", "erased", "unknown"), False),
+        "same": True,
+    }
 
 
 @pytest.mark.heavy

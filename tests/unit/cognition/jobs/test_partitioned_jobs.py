@@ -23,7 +23,7 @@ from tidings.core.clock import ns_of
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded import open_log
 from tidings.pipeline.gold import JobResult
-from tidings.pipeline.jobs.job import Job, JobContext
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable
 from tidings.pipeline.jobs.registry import all_jobs, choose
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.settings import PipelineSettings
@@ -193,6 +193,35 @@ def test_a_run_reads_only_what_its_days_depend_on(spark: SparkSession, tmp_path:
     assert there == [1, 2, 3, 4]
     assert read == [1] * 4
     assert workspace.column("gold.topic_minutes", "events") == [5] * 4
+
+
+def test_a_job_is_given_what_is_recent_and_what_it_made_before(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    Of a table whose last day alone is recent a run reads no older files and rows; and a job that reads its own table finds there
+    what the last run made, unless that was by other settings.
+    """
+    workspace = Workspace(tmp_path)
+
+    def build(tables: Mapping[str, DataFrame], _: JobContext) -> Mapping[str, DataFrame]:
+        return {"gold.seen": tables["bronze.events"].select("seq").unionByName(tables["gold.seen"])}
+
+    job = Job(
+        name="seen",
+        about="What was there.",
+        reads=("bronze.events", "gold.seen"),
+        writes=(OutputTable("gold.seen", "seq bigint", "A record."),),
+        build=build,
+        recent=lambda _: {"bronze.events": InputWindow("written_at", days_before=1)},
+    )
+    found, read = [], []
+    other = msgspec.structs.replace(SETTINGS, jobs={"seen": {"x": 1}})
+    for day, settings in ((0, SETTINGS), (1, SETTINGS), (3, SETTINGS), (4, other)):
+        append(workspace, [Event(EventMeta("t", "X", "s1", f"e{day}", START), {})], day)
+        read.append(made(spark, workspace, [job], settings)["seen"].files_read)
+        found.append(sorted(workspace.column("gold.seen", "seq")))
+
+    assert found == [[1], [1, 1, 2], [1, 1, 2, 3], [3, 4]]
+    assert read == [1, 3, 2, 2]
 
 
 @pytest.mark.heavy
