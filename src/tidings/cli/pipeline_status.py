@@ -9,6 +9,8 @@ from tidings.pipeline.units import short_duration, short_number
 from .output import Output, human_bytes
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from tidings.pipeline.runner import Pipeline
     from tidings.pipeline.status import JobState, TableStatus
 
@@ -20,7 +22,7 @@ def show_status(out: Output, pipeline: Pipeline) -> None:
 
     meta = pipeline.lake.meta()
     epoch = "" if meta is None else meta.epoch
-    has_news = pipeline.has_news
+    has_news: Callable[[int], bool] = pipeline.has_news
     try:
         reached, pending = pipeline.reached(), pipeline.pending()
     except LakeDamaged:  # said below, beside what is known of the others

@@ -24,7 +24,7 @@ from tidings.pipeline.housekeeping import keep_house
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import arrow_schema
 from tidings.pipeline.settings import PipelineSettings
-from tidings.pipeline.state_files import load_vacuumed, save_vacuumed
+from tidings.pipeline.state_files import Vacuumed, load_vacuumed, save_vacuumed
 from tidings.pipeline.storage import Storage
 from tidings.pipeline.table_files import FileOutput, FileWriter
 
@@ -164,7 +164,7 @@ def test_old_files_go_though_nothing_is_new(
     second = invoke(*run, "-w", workspace.folder)
     assert stray.exists()
     tables = ("bronze.events", "silver.events")
-    save_vacuumed(lake.storage, workspace.epoch, dict.fromkeys(tables, 0))
+    save_vacuumed(lake.storage, Vacuumed(workspace.epoch, dict.fromkeys(tables, 0)))
     if is_known_idle:
         monkeypatch.setattr("tidings.pipeline.status.idle_at", lambda *_: 10)
 

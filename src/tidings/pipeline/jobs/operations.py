@@ -75,34 +75,40 @@ def topic_minutes(events: DataFrame) -> DataFrame:
             F.max("offset").alias("last_offset"),
             (F.max("late_us") / 1000.0).alias("latency_ms_max"),
             F.sum("ahead").alias("ahead_of_clock"),
-            F.array_sort(F.collect_list(F.struct("bucket", F.col("events").alias("count")))).alias("_counts"),
+            F.sort_array(F.collect_list(F.struct("bucket", F.col("events").alias("count")))).alias("_counts"),
         )
         .join(spaces.agg(F.count("space_id").alias("spaces")), ["topic", "minute"])
         .withColumn("minute", F.timestamp_micros(F.col("minute") * _MINUTE_US))
         .withColumn("date", F.to_date("minute"))
     )
-    return minutes.withColumns(
+    return minutes.withColumn("_buckets", _percentile_buckets()).withColumns(
         {
             "latency_buckets": F.map_from_entries("_counts"),
-            **{f"latency_ms_p{rank}": _percentile_ms(rank / 100) for rank in (50, 95, 99)},
+            **{f"latency_ms_{rank}": _milliseconds(F.col(f"_buckets.{rank}")) for rank in _RANKS},
         }
     )
 
 
-def _percentile_ms(rank: float) -> Column:
-    """``latency_buckets.percentile_ms`` of the sorted ``_counts``, as a column."""
-    left, bucket = F.col("events") * rank, F.lit(None).cast("int")
-    found = F.aggregate(
-        "_counts",
-        F.struct(left.cast("double").alias("left"), bucket.alias("bucket")),
-        lambda sum_, each: F.struct(
-            (sum_["left"] - each["count"]).alias("left"),
-            F.when(sum_["bucket"].isNull() & (sum_["left"] <= each["count"]), each["bucket"])
-            .otherwise(sum_["bucket"])
-            .alias("bucket"),
-        ),
-    )["bucket"]
-    return F.when(found == 0, 0.0).otherwise(F.pow(F.lit(GROWTH), found - 0.5) / 1000)
+_RANKS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}
+
+
+def _percentile_buckets() -> Column:
+    """For each rank the first of the sorted ``_counts`` that reaches it: ``latency_buckets.percentile_ms``, all in one pass."""
+    none = F.lit(None).cast("int")
+
+    def step(seen: Column, each: Column) -> Column:
+        count = seen["count"] + each["count"]
+        found = {name: F.when(count >= F.col("events") * rank, each["bucket"]) for name, rank in _RANKS.items()}
+        return F.struct(
+            count.alias("count"), *(F.coalesce(seen[name], each_).alias(name) for name, each_ in found.items())
+        )
+
+    start = F.struct(F.lit(0).cast("bigint").alias("count"), *(none.alias(name) for name in _RANKS))
+    return F.aggregate("_counts", start, step)
+
+
+def _milliseconds(bucket: Column) -> Column:
+    return F.when(bucket == 0, 0.0).otherwise(F.pow(F.lit(GROWTH), bucket - 0.5) / 1000)
 
 
 def _build_minutes(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
