@@ -8,7 +8,8 @@ package ``websockets``.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Final, Literal
 
 from .gateway_measures import (
@@ -17,6 +18,7 @@ from .gateway_measures import (
     Fanned,
     Published,
     Rate,
+    Rated,
     Return,
     measure_broadcast,
     measure_crowd,
@@ -26,21 +28,23 @@ from .gateway_measures import (
 )
 from .gateway_rivals import has_websockets, rival
 from .latency import latency_rows
-from .measuring import scratch
+from .measuring import Percentiles, scratch
 from .report import Row, at_least, at_most
 from .running import Runner
 from .scales import Scale
 from .sync_serving import Server, node
 
-__all__ = ["bench"]
+__all__ = ["bench", "bench_latency"]
 
 _DELIVERIES_PER_S_MIN: Final = 100_000.0
 _IDLE_KB_MAX: Final = 30.0
-_COMMIT_P99_MS_MAX: Final = 25.0
-_PUBLISH_P99_MS_MAX: Final = 50.0
 _RETURN_S_MAX: Final = 15.0
 _OTHERS_RATIO_MAX: Final = 2.0
 _RATE_PER_S: Final = 1_000
+_FIGURES: Final[tuple[tuple[str, Callable[[Rated], Percentiles], float], ...]] = (
+    ("commit to frame", attrgetter("committed_to_frame"), 25.0),
+    ("publish to frame", attrgetter("published_to_frame"), 50.0),
+)
 _MISSED: Final = 20
 _SETTINGS: Final = """
 [event.websocket]
@@ -59,10 +63,30 @@ def bench(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator
     with scratch(folder) as workspace, node(workspace, _SETTINGS, "/events") as server:
         # Before anything else: what the node's heap has had to hold already would be used again.
         yield _idle(run, scale, server, is_one_core)
-        yield from _rate(run, scale, server, str(workspace), is_one_core)
         yield _others(run, scale, server, is_one_core)
         yield from _fan_out(run, scale, server, is_one_core)
     yield from _return(run, scale, folder, is_one_core)
+
+
+def bench_latency(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator[Row]:
+    """How long single events take to those who hear of them, however they are published."""
+    ways: tuple[tuple[Literal["socket", "http"], str], ...] = (
+        ("socket", ", published over a socket"),
+        ("http", ", published by a request each"),
+    )
+    with scratch(folder) as workspace, node(workspace, _SETTINGS, "/events") as server:
+        for via, how in ways:
+            case = Rate(
+                server=server,
+                workspace=str(workspace),
+                subscribers=scale.hearers,
+                per_s=_RATE_PER_S,
+                seconds=scale.latency_s,
+                via=via,
+                run=f"rate-{via}",
+                is_one_core=is_one_core,
+            )
+            yield from latency_rows(run, "gateway_latency", measure_rate, case, _FIGURES, how)
 
 
 def _fan_out(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Iterator[Row]:
@@ -114,32 +138,6 @@ def _fan_out(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> It
         ratio=cpu_us["ours"] / cpu_us["picows"],
     )
     yield at_most(row, 1e6 / _DELIVERIES_PER_S_MIN)
-
-
-def _rate(run: Runner, scale: Scale, server: Server, workspace: str, is_one_core: bool) -> Iterator[Row]:
-    for via, what in (("socket", "published over a socket"), ("http", "published by a request each")):
-        case = Rate(
-            server=server,
-            workspace=workspace,
-            subscribers=scale.sync_hearers,
-            per_s=_RATE_PER_S,
-            seconds=scale.sync_pace_s,
-            via="socket" if via == "socket" else "http",
-            run=f"rate-{via}",
-            is_one_core=is_one_core,
-        )
-        found = run(measure_rate, case)
-        about = f"at {case.per_s:,} commits/s, {case.subscribers} subscribers, {what}"
-        yield from latency_rows(
-            "gateway",
-            about,
-            case.per_s,
-            found,
-            (
-                ("commit to frame p99", found.committed_to_frame, _COMMIT_P99_MS_MAX),
-                ("publish to frame p99", found.published_to_frame, _PUBLISH_P99_MS_MAX),
-            ),
-        )
 
 
 def _idle(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Row:

@@ -16,7 +16,7 @@ import msgspec
 from tidings.core.clock import datetime_of
 
 from .gateway_clients import TOPIC, EventsClient, GatewayFailed, Publisher, SocketPublisher, connect, connect_many
-from .latency import AtRate, times_between
+from .latency import AtRate, SteadyRate, times_between
 from .measuring import Percentiles, Taken, Window, one_core, run_on
 from .sync_measures import written_ns
 from .sync_serving import Server, cpu_s_of, rss_of, token_for
@@ -26,6 +26,7 @@ __all__ = [
     "Crowd",
     "Published",
     "Rate",
+    "Rated",
     "Return",
     "measure_broadcast",
     "measure_crowd",
@@ -84,18 +85,11 @@ class Crowded(msgspec.Struct, frozen=True):
     connect_s: float
 
 
-class Rate(msgspec.Struct, frozen=True, kw_only=True):
-    """Single events at a steady rate, and many who hear of each."""
+class Rate(SteadyRate, frozen=True, kw_only=True):
+    """Events of a topic, and subscribers of the gateway."""
 
-    server: Server
-    workspace: str
-    subscribers: int
-    per_s: int
-    seconds: float
     via: Literal["socket", "http"]
     """How events are published: over a connection of programs that publish often, or each by a request of its own."""
-    run: str
-    is_one_core: bool = False
 
 
 class Rated(AtRate, frozen=True, kw_only=True):

@@ -1,18 +1,33 @@
-"""Latency at a steady rate, as rows: for whatever carries the events."""
+"""Latency at a steady rate: single events, many who hear of each, and the rows that it makes, for whatever carries the events."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Final, TypeVar
 
 import msgspec
 
 from .measuring import Percentiles, Taken, percentiles
 from .report import Row, at_most, unsure
+from .running import Runner
+from .sync_serving import Server
 
-__all__ = ["AtRate", "latency_rows", "others_cores", "times_between"]
+__all__ = ["AtRate", "SteadyRate", "latency_rows", "others_cores", "times_between"]
 
 _REACHED_MIN: Final = 0.9
+
+
+class SteadyRate(msgspec.Struct, frozen=True, kw_only=True):
+    """Single events at a steady rate, and many who hear of each."""
+
+    server: Server
+    workspace: str
+    """The server's: its log says when each commit began."""
+    subscribers: int
+    per_s: int
+    seconds: float
+    run: str
+    is_one_core: bool = False
 
 
 class AtRate(msgspec.Struct, frozen=True, kw_only=True):
@@ -33,23 +48,34 @@ def others_cores(taken: Taken, server_cpu_s: float) -> float:
     return max(0.0, (taken.others_cores or 0.0) - server_cpu_s / taken.wall_s)
 
 
+_CaseT = TypeVar("_CaseT", bound=SteadyRate)
+_FoundT = TypeVar("_FoundT", bound=AtRate)
+
+
 def latency_rows(
-    bench: str, about: str, per_s: int, found: AtRate, figures: Iterable[tuple[str, Percentiles, float | None]]
+    run: Runner,
+    bench: str,
+    measure: Callable[[_CaseT], _FoundT],
+    case: _CaseT,
+    figures: Iterable[tuple[str, Callable[[_FoundT], Percentiles], float | None]],
+    how: str = "",
 ) -> Iterator[Row]:
     """
-    One row a figure: what it is, the latencies in microseconds, and how many milliseconds its p99 may be, if there is a limit.
+    Measure a case; one row a figure.
 
     Args:
+        run: Has it measured.
         bench: Whose rows they are.
-        about: What all of them were measured at.
-        per_s: The rate that was asked for.
-        found: What came of it.
-        figures: The latencies.
+        measure, case: What is measured.
+        figures: What each is, where it is found, and how many milliseconds its p99 may be, if there is a limit.
+        how: More about the case.
     """
-    for name, which, ceiling in figures:
+    found, per_s = run(measure, case), case.per_s
+    for name, percentiles_of, ceiling in figures:
+        which = percentiles_of(found)
         row = Row(
             bench=bench,
-            case=f"{name}, {about}",
+            case=f"{name} p99, at {per_s:,} commits/s, {case.subscribers} subscribers{how}",
             unit="ms",
             ours=max(which.p99 / 1000, 0.001),
             detail={

@@ -51,9 +51,9 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """Events that a sync client submits in a round."""
     sync_rival_events: int
     """The same at the server that the sync endpoint is compared with."""
-    sync_hearers: int
+    hearers: int
     """Who hears of single events at a steady rate."""
-    sync_pace_s: float
+    latency_s: float
     """How long that rate is kept."""
     sync_connections: int
     """Idle connections."""
@@ -108,8 +108,8 @@ FULL: Final = Scale(
     graph_edges=1_000_000,
     sync_events=100_000,
     sync_rival_events=10_000,
-    sync_hearers=100,
-    sync_pace_s=20.0,
+    hearers=100,
+    latency_s=20.0,
     sync_connections=5_000,
     sync_catch_up=100_000,
     sync_large_records=5_000_000,
@@ -149,8 +149,8 @@ QUICK: Final = Scale(
     graph_edges=50_000,
     sync_events=10_000,
     sync_rival_events=2_000,
-    sync_hearers=100,
-    sync_pace_s=2.0,
+    hearers=100,
+    latency_s=2.0,
     sync_connections=500,
     sync_catch_up=20_000,
     sync_large_records=200_000,
@@ -190,8 +190,8 @@ TINY: Final = Scale(
     graph_edges=500,
     sync_events=200,
     sync_rival_events=100,
-    sync_hearers=4,
-    sync_pace_s=0.1,
+    hearers=4,
+    latency_s=0.1,
     sync_connections=20,
     sync_catch_up=1_000,
     sync_large_records=1_000,

@@ -8,12 +8,13 @@ class (every answer after a sync of the disk), on the same machine, in turns, dr
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from operator import attrgetter
 from pathlib import Path
 from typing import Final
 
-from .latency import latency_rows, others_cores
-from .measuring import forget_cached, scratch
+from .latency import SteadyRate, latency_rows, others_cores
+from .measuring import Percentiles, forget_cached, scratch
 from .report import Row, at_least, at_most
 from .running import Runner
 from .scales import Scale
@@ -22,7 +23,7 @@ from .sync_measures import (
     Done,
     FanOut,
     Idle,
-    Pace,
+    Paced,
     Paged,
     Paging,
     Submit,
@@ -34,7 +35,7 @@ from .sync_measures import (
 )
 from .sync_serving import Server, has_insieme, insieme_server, node
 
-__all__ = ["bench"]
+__all__ = ["bench", "bench_latency"]
 
 _SUBMIT_PER_S_MIN: Final = 10_000.0
 _RIVAL_RATIO_MIN: Final = 3.0
@@ -42,10 +43,14 @@ _DELIVERIES_PER_S_MIN: Final = 100_000.0
 _PAGED_PER_S_MIN: Final = 100_000.0
 _COLD_S_MAX: Final = 3.0
 _IDLE_KB_MAX: Final = 30.0
-_BROADCAST_P99_MS_MAX: Final = 25.0
 _SMALL_RATIO_MAX: Final = 2.0
 _RATE_PER_S: Final = 2_000
-_REACHED_MIN: Final = 0.9
+_FIGURES: Final[tuple[tuple[str, Callable[[Paced], Percentiles], float | None], ...]] = (
+    ("commit to broadcast", attrgetter("committed_to_broadcast"), 25.0),
+    ("taken up to broadcast", attrgetter("taken_up_to_broadcast"), None),
+    ("told to broadcast", attrgetter("told_to_broadcast"), None),
+    ("submitted to broadcast", attrgetter("submitted_to_broadcast"), None),
+)
 _SUBSCRIBERS: Final = 20
 _SMALL_EVENTS: Final = 100
 
@@ -57,8 +62,22 @@ def bench(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator
         yield _idle(run, scale, server, is_one_core)
         yield from _submits(run, scale, folder, server, is_one_core)
         yield _fan_out(run, scale, server, is_one_core)
-        yield from _pace(run, scale, server, str(workspace), is_one_core)
     yield from _catch_up(run, scale, folder, is_one_core)
+
+
+def bench_latency(run: Runner, scale: Scale, folder: str, is_one_core: bool) -> Iterator[Row]:
+    """How long single events take to those who hear of them."""
+    with scratch(folder) as workspace, node(workspace) as server:
+        case = SteadyRate(
+            server=server,
+            workspace=str(workspace),
+            subscribers=scale.hearers,
+            per_s=_RATE_PER_S,
+            seconds=scale.latency_s,
+            run="pace",
+            is_one_core=is_one_core,
+        )
+        yield from latency_rows(run, "sync_latency", measure_pace, case, _FIGURES)
 
 
 def _submits(run: Runner, scale: Scale, folder: str, server: Server, is_one_core: bool) -> Iterator[Row]:
@@ -128,32 +147,6 @@ def _fan_out(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Ro
     best = min(rounds, key=lambda done: done.taken.wall_s)
     name = f"{_SUBSCRIBERS} subscribers of one partition"
     return at_least(_per_s(name, "deliveries/s", best, rounds=float(len(rounds))), _DELIVERIES_PER_S_MIN)
-
-
-def _pace(run: Runner, scale: Scale, server: Server, workspace: str, is_one_core: bool) -> Iterator[Row]:
-    case = Pace(
-        server=server,
-        workspace=workspace,
-        subscribers=scale.sync_hearers,
-        per_s=_RATE_PER_S,
-        seconds=scale.sync_pace_s,
-        run="pace",
-        is_one_core=is_one_core,
-    )
-    found = run(measure_pace, case)
-    about = f"at {case.per_s:,} commits/s, {case.subscribers} subscribers"
-    yield from latency_rows(
-        "sync",
-        about,
-        case.per_s,
-        found,
-        (
-            ("commit to broadcast p99", found.committed_to_broadcast, _BROADCAST_P99_MS_MAX),
-            ("taken up to broadcast p99", found.taken_up_to_broadcast, None),
-            ("told to broadcast p99", found.told_to_broadcast, None),
-            ("submitted to broadcast p99", found.submitted_to_broadcast, None),
-        ),
-    )
 
 
 def _idle(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> Row:

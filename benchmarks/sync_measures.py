@@ -21,7 +21,7 @@ from tidings.core.clock import datetime_of, ns_of
 from tidings.log import Query
 from tidings.log.embedded import open_follower
 
-from .latency import AtRate, times_between
+from .latency import AtRate, SteadyRate, times_between
 from .measuring import Percentiles, Taken, Window, one_core, percentiles, run_on
 from .sync_clients import BenchClient, Dialect, SyncFailed, connect, submit_frames
 from .sync_serving import Server, cpu_s_of, rss_of
@@ -29,7 +29,7 @@ from .sync_serving import Server, cpu_s_of, rss_of
 __all__ = [
     "FanOut",
     "Idle",
-    "Pace",
+    "Paced",
     "Paged",
     "Paging",
     "Submit",
@@ -119,19 +119,6 @@ class Kept(msgspec.Struct, frozen=True):
 
     bytes_each: float
     connect_s: float
-
-
-class Pace(msgspec.Struct, frozen=True, kw_only=True):
-    """Single events at a steady rate, and many who hear of each."""
-
-    server: Server
-    workspace: str
-    """The server's: its log says when each commit began."""
-    subscribers: int
-    per_s: int
-    seconds: float
-    run: str
-    is_one_core: bool = False
 
 
 class Paced(AtRate, frozen=True, kw_only=True):
@@ -245,7 +232,7 @@ def measure_idle(case: Idle) -> Kept:
 _TAKEN_UP: Final = re.compile(rb'"status_updated_at":([0-9]+)')
 
 
-def measure_pace(case: Pace) -> Paced:
+def measure_pace(case: SteadyRate) -> Paced:
     """Submit at the rate, whatever becomes of earlier events, and note when each came where."""
     count = max(20, round(case.per_s * case.seconds))
 

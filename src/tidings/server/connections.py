@@ -57,10 +57,6 @@ class Connections:
         self._by_path: Counter[str] = Counter()
         self._dirty: list[SocketTransport] = []
         self._is_flush_due = False
-        self._together: list[SocketTransport] = []
-        """Those who wait for the next broadcast to leave."""
-        self._together_handle: asyncio.Handle | None = None
-        self._together_due_s = 0.0
         self._is_stopping = False
         self._sweeper: asyncio.Task[None] | None = None
         self._emptied: asyncio.Event = asyncio.Event()
@@ -219,37 +215,9 @@ class Connections:
             self._is_flush_due = True
             asyncio.get_running_loop().call_soon(self._flush)
 
-    def flush_together(self, each: SocketTransport) -> None:
-        """
-        It has something to write that many are sent: it leaves with theirs.
-
-        That is as soon as the last time is ``broadcast_interval_s`` ago. So a node with much to tell makes one write of it for each connection,
-        and one with little makes nobody wait.
-        """
-        self._together.append(each)
-        if self._together_handle is None:
-            loop = asyncio.get_running_loop()
-            wait_s = self._together_due_s - loop.time()
-            if wait_s > 0:
-                self._together_handle = loop.call_later(wait_s, self._flush_together)
-            else:
-                self._together_handle = loop.call_soon(self._flush_together)
-
     def committed(self, records: Sequence[object]) -> None:
         """The listener of the dispatcher behind all endpoints: what they have to say of these records leaves now, not at the loop's next turn."""
-        if self._together and asyncio.get_running_loop().time() >= self._together_due_s:
-            self._flush_together()
         self._flush()
-
-    def _flush_together(self) -> None:
-        if self._together_handle is not None:
-            self._together_handle.cancel()
-            self._together_handle = None
-        self._together_due_s = asyncio.get_running_loop().time() + self.settings.broadcast_interval_s
-        together, self._together = self._together, []
-        for each in together:
-            each.flush()
-        self.framer.forget()
 
     def _flush(self) -> None:
         self._is_flush_due = False

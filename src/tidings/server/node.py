@@ -190,6 +190,7 @@ class Node:
             since=since,
             batch_count_max=server.dispatch_count_max,
             batch_bytes_max=server.dispatch_bytes_max,
+            interval_s=lambda: self.settings.server.dispatch_interval_s,
         )
         undo.push_async_callback(dispatcher.close)
         audit = AuditLog(log, clock)

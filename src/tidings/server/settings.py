@@ -136,8 +136,8 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     close_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=60)] = 3.0
     """How long a peer may take to answer a close before it is cut."""
 
-    broadcast_interval_s: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.005
-    """What many sockets are told leaves at once, and then at most so often: what comes in between leaves together, in one write for each of them."""
+    dispatch_interval_s: Annotated[float, msgspec.Meta(ge=0, le=1)] = 0.005
+    """Endpoints are told of a commit at once, and then at most so often: what comes in between is told together, in one write for each socket."""
     dispatch_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 512
     """Records given to the endpoints at once."""
     dispatch_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=64 * _MIB)] = _MIB
@@ -405,7 +405,7 @@ RELOADABLE: Final = (
     *("unauthenticated_bytes_max", "unauthenticated_messages_max", "messages_per_s_max", "control_frames_per_s_max"),
     *("message_bytes_max", "body_bytes_max"),
     *("write_buffer_bytes_max", "held_messages_max", "ping_interval_s", "close_timeout_s", "dispatch_lag_max"),
-    "broadcast_interval_s",
+    "dispatch_interval_s",
     *("drain_delay_s", "stop_deadline_s", "log_level", "access_log", "key_set_file", "tls_cert_file", "tls_key_file"),
 )
 """The fields of ``server`` that take effect without a restart."""

@@ -2,8 +2,8 @@
 WebSockets of the node: picows takes over a connection from uvicorn's HTTP protocol and carries an endpoint's messages.
 
 ``websocket_class`` is what uvicorn is given: it hands a connection over to picows on the same socket and port. ``SocketTransport`` is one
-connection: frames become messages for an endpoint's connection, messages become coalesced writes. What is sent within one iteration of the
-event loop leaves in one write; a broadcast may wait some milliseconds for the next one, so that both leave in one. Nothing here waits. A peer that breaks the protocol gets a close code (1002 broken frames, 1007 text that is
+connection: frames become messages for an endpoint's connection, messages become coalesced writes: what is sent within one iteration of the
+event loop leaves in one. Nothing here waits. A peer that breaks the protocol gets a close code (1002 broken frames, 1007 text that is
 not UTF-8, 1008 more than it may send, 1009 a message too long, 1013 a peer that does not read) and is cut if it does not answer.
 
 ``WSProtocol`` is no documented name of picows: its version is pinned, and ``tests/integration/test_node_sockets.py`` notices when it
@@ -71,8 +71,6 @@ def close_frame(code: int, reason: str = "") -> bytes:
     return frame(code.to_bytes(2, "big") + text, _CLOSE_BYTE)
 
 
-_TOGETHER_BYTES_MAX: Final = 32 << 10
-"""With so much of broadcasts pending, a connection's write waits for no more of them."""
 _SHARED_COUNT_MAX: Final = 64
 """Broadcasts within one iteration of the loop whose framing is remembered."""
 
@@ -161,7 +159,6 @@ class SocketTransport(WSListener):
         *("_close_code", "_connection", "_connections", "_controls", "_endpoint", "_fragments", "_fragments_bytes"),
         *(
             "_fragments_type",
-            "_is_due",
             "_is_watched",
             "_peer",
             "_pending",
@@ -180,8 +177,6 @@ class SocketTransport(WSListener):
         self._transport: Any = None
         self._pending: list[bytes] = []
         self._pending_bytes = 0
-        self._is_due = False
-        """Whether what is pending leaves at the end of this iteration of the event loop, and not when the next broadcast does."""
         self._fragments: list[bytes] | None = None
         self._fragments_bytes = 0
         self._fragments_type: WSMsgType = _TEXT
@@ -212,15 +207,8 @@ class SocketTransport(WSListener):
     def send_shared(self, prefixes: tuple[bytes, ...], suffix: bytes) -> None:
         if self._close_code is not None or not prefixes:
             return
-        connections = self._connections
-        blob = connections.framer.framed_with(prefixes, suffix)
-        if not self._pending:
-            connections.flush_together(self)
-        self._pending.append(blob)
-        self._pending_bytes += len(blob)
-        if self._pending_bytes >= _TOGETHER_BYTES_MAX:
-            self._make_due()
-        connections.messages_out += len(prefixes)
+        self._queue(self._connections.framer.framed_with(prefixes, suffix))
+        self._connections.messages_out += len(prefixes)
 
     def ping(self, payload: bytes) -> None:
         if self._close_code is None:
@@ -270,7 +258,6 @@ class SocketTransport(WSListener):
     def flush(self) -> None:
         """Hand what is pending to the kernel, in one write."""
         pending, self._pending, size, self._pending_bytes = self._pending, [], self._pending_bytes, 0
-        self._is_due = False
         transport = self._transport
         if not pending or transport is None or transport.is_closing():
             return
@@ -418,14 +405,10 @@ class SocketTransport(WSListener):
     # Within
 
     def _queue(self, blob: bytes) -> None:
-        self._make_due()
+        if not self._pending:
+            self._connections.flush_soon(self)
         self._pending.append(blob)
         self._pending_bytes += len(blob)
-
-    def _make_due(self) -> None:
-        if not self._is_due:
-            self._is_due = True
-            self._connections.flush_soon(self)
 
     def _take_data(self, frame: WSFrame, kind: WSMsgType) -> None:
         """A frame that is a whole binary message, or a part of any message."""
