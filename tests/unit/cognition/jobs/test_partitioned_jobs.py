@@ -198,7 +198,7 @@ def test_a_run_reads_only_what_its_days_depend_on(spark: SparkSession, tmp_path:
 def test_a_job_is_given_what_is_recent_and_what_it_made_before(spark: SparkSession, tmp_path: Path) -> None:
     """
     Of a table whose last day alone is recent a run reads no older files and rows; and a job that reads its own table finds there
-    what the last run made, unless that was by other settings.
+    what the last run made, unless that was by other settings, or the job is done again.
     """
     workspace = Workspace(tmp_path)
 
@@ -220,7 +220,10 @@ def test_a_job_is_given_what_is_recent_and_what_it_made_before(spark: SparkSessi
         read.append(made(spark, workspace, [job], settings)["seen"].files_read)
         found.append(sorted(workspace.column("gold.seen", "seq")))
 
-    assert found == [[1], [1, 1, 2], [1, 1, 2, 3], [3, 4]]
+    made(spark, workspace, [job], other, is_again=True)
+    found.append(sorted(workspace.column("gold.seen", "seq")))
+
+    assert found == [[1], [1, 1, 2], [1, 1, 2, 3], [3, 4], [3, 4]]
     assert read == [1, 3, 2, 2]
 
 

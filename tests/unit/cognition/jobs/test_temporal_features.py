@@ -35,7 +35,7 @@ FEATURES, RECENCY = TEMPORAL_FEATURES_JOBS
 def built(spark: SparkSession) -> dict[str, DataFrame]:
     """Every scenario below in a space of its own, worked out in one run."""
     events = Events()
-    for scenario in (circles, walls, ages, mondays, regular, people, ranges, weekends, answers):
+    for scenario in (circles, walls, ages, mondays, regular, people, ranges, weekends, long_ago, answers):
         scenario(events)
     return run([INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES], {"silver.events": events.frame(spark)}, AT)
 
@@ -272,6 +272,24 @@ def weekends(events: Events) -> None:
     span = {"from": "2025-08-30T10:00:00Z", "to": "2025-08-30T11:00:00Z"}
     request(events, "s:weekends", request_id="span", **span)
     request(events, "s:weekends", request_id="weekends", phrase="last 2 weekends", person_id="ada")
+
+
+def long_ago(events: Events) -> None:
+    for name, days in (("older", 61), ("old", 60)):
+        events.memory(NOW - timedelta(days=days), event_id=name, space_id="s:long-ago")
+    span = [(NOW - timedelta(days=days)).isoformat() for days in (62, 59)]
+    request(events, "s:long-ago", request_id="then", **{"from": span[0], "to": span[1]})
+
+
+@pytest.mark.req("T5")
+def test_a_range_of_long_ago_is_answered_with_its_recency(built: Built) -> None:
+    """Moments that are past ten half-lives are not listed as recent; asked for they are found, each with its score, in order."""
+    rows = rows_in(built["gold.temporal_candidates"], "s:long-ago", "rank")
+
+    assert rows_in(built["gold.recency"], "s:long-ago") == []
+    assert [(row["event_id"], row["recency"]) for row in rows] == [
+        (name, pytest.approx(2 ** (-days * 24 / 72))) for name, days in (("old", 60), ("older", 61))
+    ]
 
 
 def answers(events: Events) -> None:
