@@ -97,7 +97,7 @@ fmt: $(STAMP)
 # The JavaScript clients that the sync endpoint is tested with. Node and npm are in .venv: no other is needed or looked for.
 $(NODE_STAMP): tests/node/package.json tests/node/package-lock.json tests/node/.npmrc $(STAMP)
 	@echo "set-up: JavaScript clients for the tests"
-	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/npm ci --prefix tests/node --no-audit --no-fund --silent
+	@PATH="$(abspath $(BIN)):$$PATH" $(BIN)/npm ci --prefix tests/node --no-audit --no-fund --loglevel error
 	@touch $@
 
 unit: $(STAMP) $(NODE_STAMP)
@@ -132,7 +132,7 @@ $(DOCS_STAMP): requirements/docs.txt tools/site/package.json tools/site/package-
 	@echo "set-up: $(DOCS_VENV)"
 	@test -x $(DOCS_VENV)/bin/python || $(PYTHON) -m venv $(DOCS_VENV)
 	@$(DOCS_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -r requirements/docs.txt
-	@PATH="$(abspath $(DOCS_VENV))/bin:$$PATH" $(DOCS_VENV)/bin/npm ci --prefix tools/site --no-audit --no-fund --silent
+	@PATH="$(abspath $(DOCS_VENV))/bin:$$PATH" $(DOCS_VENV)/bin/npm ci --prefix tools/site --no-audit --no-fund --loglevel error
 	@touch $@
 
 docs: $(DOCS_STAMP)

@@ -1,15 +1,16 @@
 """
 The dispatcher: one reader of the log, in seq order, that calls every listener with each batch of committed records.
 
-Listeners are called in the order they were added, all with the same batch before any of them gets the next. In a node the first
-listener is the access book: so a revocation at seq r is in force before a record above r is delivered to anybody.
+Listeners are called in the order they were added. An essential one, such as the access book, is told of every commit at once, ahead of the
+others, which decide by what it knows: so a grant is in force when the next request comes, and a revocation at seq r before a record above r
+is delivered to anybody.
 
-What many are told of a batch costs about the same however long the batch is. So the first commit after a silence is told at once, and what
-follows it closely is told together, unless somebody waits for it.
+What the others tell many clients of a batch costs about the same however long the batch is. So they are told of the first commit after a
+silence at once, and of what follows it closely together, unless somebody waits for it.
 
 A listener that raises has missed records and must not continue as if it had not: it is removed, and its ``on_failure`` is called,
-whereupon an endpoint closes its connections. If the listener is ``essential`` (the access book), the dispatcher stops too: without
-the access book nobody can say who may see what.
+whereupon an endpoint closes its connections. If an essential listener raises, the dispatcher stops too: without the access book nobody can
+say who may see what.
 """
 
 from __future__ import annotations
@@ -62,7 +63,8 @@ class Dispatcher:
         since: The listeners know all records up to here.
         batch_count_max: Records per call; other tasks run between two batches.
         batch_bytes_max: About how many bytes of them.
-        interval_s: How long it is at least from one batch to the next, as long as nobody waits for a seq and not more than a batch is there.
+        interval_s: How long it is at least from one batch to the next for listeners that are not essential, as long as nobody waits for a seq
+            and not more than a batch is there.
     """
 
     def __init__(
@@ -76,10 +78,13 @@ class Dispatcher:
     ) -> None:
         self._log = log
         self._interval_s = interval_s
-        self._rest: asyncio.Future[None] | None = None
         self._batch_count_max = batch_count_max
         self._batch_bytes_max = batch_bytes_max
         self._entries: list[_Entry] = []
+        self._held: list[Record] = []
+        """What the essential listeners know, and the others do not yet."""
+        self._due_s = 0.0
+        self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._is_closed = False
@@ -102,7 +107,7 @@ class Dispatcher:
         Args:
             name: For logs and readiness.
             listener: What to call with the records from now on.
-            is_essential: If it fails, the dispatcher stops.
+            is_essential: It is told of every commit at once, and if it fails, the dispatcher stops.
             on_failure: Called with the reason when the listener failed or the dispatcher stopped: no more records will come.
         """
         self._entries.append(_Entry(name, listener, is_essential=is_essential, on_failure=on_failure))
@@ -117,6 +122,7 @@ class Dispatcher:
         self._is_closed = True
         task, self._task = self._task, None
         await cancel_and_wait(task)
+        self._let_go()
         self._end_waiting()
 
     @property
@@ -137,6 +143,8 @@ class Dispatcher:
         Raises:
             DispatcherStopped: It ended before.
         """
+        if self._held and self.seq < seq <= self._held[-1].seq:
+            self._tell_held()
         if self.seq >= seq:
             return
         if self._is_closed or self.problem is not None:
@@ -144,7 +152,6 @@ class Dispatcher:
         waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         entry = (seq, waiter)
         self._waiting.append(entry)
-        self._end_rest()
         try:
             await waiter
         finally:
@@ -168,43 +175,48 @@ class Dispatcher:
             page = await self._log.read(query, limit=self._batch_count_max, bytes_max=self._batch_bytes_max)
             query = page.next
             if page.records:
-                loop = asyncio.get_running_loop()
-                due_s = loop.time() + self._interval_s()
-                self._deliver(page.records)
-                if page.at_end and not self._waiting and loop.time() < due_s:
-                    await self._rest_until(due_s)
-                else:
-                    # A steady stream of commits must not starve other tasks.
-                    await asyncio.sleep(0)
+                self._take(page.records, is_more=not page.at_end)
+                # A steady stream of commits must not starve other tasks.
+                await asyncio.sleep(0)
             if page.at_end and self.problem is None:
-                await self._log.wait(self.seq if query.since is None else max(self.seq, query.since))
+                known = self._held[-1].seq if self._held else self.seq
+                await self._log.wait(known if query.since is None else max(known, query.since))
 
-    async def _rest_until(self, due_s: float) -> None:
+    def _take(self, records: list[Record], *, is_more: bool) -> None:
+        """Tell the essential listeners, and the others now or when it is time."""
+        if not self._tell(records, is_essential=True):
+            return
+        self._held += records
         loop = asyncio.get_running_loop()
-        self._rest = loop.create_future()
-        timer = loop.call_at(due_s, self._end_rest)
-        try:
-            await self._rest
-        finally:
-            timer.cancel()
-            self._rest = None
+        if is_more or self._waiting or len(self._held) >= self._batch_count_max or loop.time() >= self._due_s:
+            self._tell_held()
+        elif self._timer is None:
+            self._timer = loop.call_at(self._due_s, self._tell_held)
 
-    def _end_rest(self) -> None:
-        if self._rest is not None and not self._rest.done():
-            self._rest.set_result(None)
-
-    def _deliver(self, records: list[Record]) -> None:
-        for entry in self._entries:
-            if entry.problem is not None:
-                continue
-            try:
-                entry.call(records)
-            except Exception as error:  # noqa: BLE001 - it has missed records, whatever it raised; the others must not
-                self._remove(entry, records, error)
-                if entry.is_essential:
-                    return
+    def _tell_held(self) -> None:
+        records = self._held
+        self._let_go()
+        self._due_s = asyncio.get_running_loop().time() + self._interval_s()
+        self._tell(records, is_essential=False)
         self.seq = records[-1].seq
         self._wake()
+
+    def _tell(self, records: list[Record], *, is_essential: bool) -> bool:
+        """Call the listeners of one kind; whether the dispatcher goes on."""
+        for entry in self._entries:
+            if entry.is_essential is is_essential and entry.problem is None and self.problem is None:
+                try:
+                    entry.call(records)
+                except Exception as error:  # noqa: BLE001 - it has missed records, whatever it raised; the others must not
+                    self._remove(entry, records, error)
+        return self.problem is None
+
+    def _let_go(self) -> None:
+        """Forget what is held: it was told, or never will be."""
+        self._held = []
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _remove(self, entry: _Entry, records: list[Record], error: Exception) -> None:
         entry.problem = f"failed at seq {records[0].seq} to {records[-1].seq}: {type(error).__name__}: {error}"
@@ -215,6 +227,7 @@ class Dispatcher:
 
     def _fail(self, problem: str) -> None:
         self.problem = problem
+        self._let_go()
         logger.error("the dispatcher has stopped: %s", problem)
         for entry in self._entries:
             if entry.problem is None:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.integration.api_support import until
 from tidings.core.events import Event, EventMeta
 from tidings.log.dispatcher import Dispatcher
 from tidings.log.errors import DispatcherStopped
@@ -132,6 +133,67 @@ async def test_without_an_essential_listener_nothing_is_delivered() -> None:
     with pytest.raises(DispatcherStopped):
         await dispatcher.reached(3)
     await dispatcher.close()
+
+
+async def test_an_essential_listener_does_not_wait_for_the_interval() -> None:
+    """The book knows a commit before the next request comes; the others are told together, when it is time or when somebody waits for it."""
+    log, book, endpoint = MemoryLog(), Hearer("book"), Hearer("endpoint")
+    dispatcher = Dispatcher(log, batch_count_max=4, interval_s=lambda: 3600.0)
+    dispatcher.add("endpoint", endpoint)
+    dispatcher.add("book", book, is_essential=True)
+    dispatcher.start()
+    await log.append(event())
+    await until(lambda: endpoint.seqs == [1])
+    for seq in (2, 3):
+        await log.append(event())
+        await until(lambda seq=seq: book.seqs[-1] == seq)
+    assert (endpoint.seqs, dispatcher.seq, dispatcher.lag) == ([1], 1, 2)
+
+    await dispatcher.reached(2)
+    assert endpoint.calls == [1, 2]
+
+    for count in (1, 2, 1):  # as many as a batch has wait for nothing
+        await log.append_many([event() for _ in range(count)])
+    await until(lambda: endpoint.seqs == book.seqs == [1, 2, 3, 4, 5, 6, 7])
+    await log.append(event())
+    await until(lambda: book.seqs[-1] == 8)
+    await dispatcher.close()
+
+    assert endpoint.seqs[-1] == 7
+
+
+async def test_what_is_held_is_told_when_it_is_time() -> None:
+    """Nobody has to ask: the interval ends by itself."""
+    log, endpoint = MemoryLog(), Hearer("endpoint")
+    dispatcher = Dispatcher(log, interval_s=lambda: 0.02)
+    dispatcher.add("endpoint", endpoint)
+    dispatcher.start()
+    for _ in range(3):
+        await log.append(event())
+        await asyncio.sleep(0)
+    await until(lambda: endpoint.seqs == [1, 2, 3])
+    await dispatcher.close()
+
+    assert len(endpoint.calls) == 2
+
+
+async def test_what_is_held_is_never_told_once_the_book_failed() -> None:
+    """What waited for its time is not delivered by rights that nobody knows."""
+    log, book, endpoint = MemoryLog(), Hearer("book", fails_at=3), Hearer("endpoint")
+    dispatcher = Dispatcher(log, interval_s=lambda: 0.02)
+    dispatcher.add("book", book, is_essential=True)
+    dispatcher.add("endpoint", endpoint, on_failure=endpoint.failures.append)
+    dispatcher.start()
+    for seq in (1, 2):
+        await log.append(event())
+        await until(lambda seq=seq: book.seqs[-1:] == [seq])
+    await log.append(event())
+    await until(lambda: endpoint.failures)
+    with pytest.raises(DispatcherStopped):
+        await dispatcher.reached(2)
+    await dispatcher.close()
+
+    assert endpoint.seqs == [1]
 
 
 async def test_a_failure_handler_that_fails_does_not_stop_the_rest() -> None:
