@@ -7,6 +7,7 @@ A reader who does what a page says: saves its programs, pastes its commands into
 - A block in the language ``text`` right after one of these, or after "the first terminal says:", has lines that it must have printed, in the
   first reading; ``...`` stands for anything.
 - Ports 8787 and 8000 are others in the test. What installs the project is looked at and not done.
+- A reader with a clone has every program and command run as a process, with what was installed from the clone, on a bare path.
 """
 
 from __future__ import annotations
@@ -36,9 +37,11 @@ SECONDS_MAX: Final = 900.0
 _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NAMED: Final = re.compile(r"`([\w./-]+\.\w+)`[^`\n]*:\Z")
 _LASTING: Final = re.compile(r"^(tidings (serve|work|log tail|events tail)\b|python (worker\.py|-m http\.server))")
+_FILES: Final = ("python", "html", "toml", "json", "ini", "js")
 _TERMINALS: Final = {"first": 0, "second": 1, "third": 2, "fourth": 3}
 _SAYS: Final = re.compile(r"terminal says:\Z")
 _NOT_DONE: Final = re.compile(r"^(make|pip install|git clone|\. \.venv)\b")
+_DONE_BEFORE: Final = re.compile(r"^(make run|pip install ('?\.|-r))")
 _SHELL: Final = re.compile(r"[|<>$&;*`\\]|^\w+=|^export ")
 
 
@@ -54,6 +57,20 @@ def terminate_when_listened_for() -> None:
     while signal.getsignal(signal.SIGTERM) in (signal.SIG_DFL, None):
         time.sleep(0.001)
     os.kill(os.getpid(), signal.SIGTERM)
+
+
+@dataclass(frozen=True)
+class Clone:
+    """A checkout, and an environment into which it was installed as the pages say."""
+
+    checkout: Path
+    bin: Path
+
+    def environment(self) -> dict[str, str]:
+        """What a new user has: nothing but the system's own programs on the path; certificates and pip's configuration stay."""
+        steering = ("TIDINGS_", "PYTHON", "PYTEST_", "MAKE", "MFLAGS", "VIRTUAL_ENV")
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(steering)}
+        return {**kept, "PATH": f"{self.bin}{os.pathsep}/usr/bin{os.pathsep}/bin"}
 
 
 @dataclass
@@ -79,6 +96,8 @@ class Reader:
     ports: dict[str, str] = field(default_factory=lambda: {"8787": free_port(), "8000": free_port()})
     skipped: re.Pattern[str] | None = None
     """Blocks of commands that are left out."""
+    clone: Clone | None = None
+    """Whose programs are run, as processes; without one they are this repository's, run in this process where that is quicker."""
     is_first: bool = True
     """Whether the folder is new, so that the page's ``text`` is what comes out."""
     terminals: list[Terminal] = field(default_factory=list)
@@ -92,12 +111,14 @@ class Reader:
             before = prose.rpartition("\n\n")[2]
             named = _NAMED.search(before)
             match language:
-                case "python" | "html" | "toml" | "json" if named:
+                case _ if named and language in _FILES:
                     target = self.folder / named[1]
                     target.parent.mkdir(exist_ok=True)
                     target.write_text(text, encoding="utf-8")
-                case "python":
+                case "python" if self.clone is None:
                     run_program(text, f"{self.page.name}: {text[:60]}")
+                case "python":
+                    self._run_as_a_process(last, text)
                 case "sh" if self.skipped is None or not self.skipped.search(text):
                     last = self._in_terminal(last, before)
                     if last.running is not None and "Ctrl-C" in prose:
@@ -121,14 +142,14 @@ class Reader:
 
     def _terminal(self) -> Terminal:
         path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        found = {**environment(), "PATH": path} if self.clone is None else self.clone.environment()
         more = {
             "XDG_CONFIG_HOME": str(self.folder / ".config"),
-            "PATH": path,
             "TIDINGS_SERVER__PORT": self.ports["8787"],
             "PYTHONUNBUFFERED": "1",
             "COLUMNS": "120",
         }
-        return Terminal({**environment(), **more})
+        return Terminal({**found, **more})
 
     def _in_terminal(self, last: Terminal, before: str) -> Terminal:
         said = re.findall(r"\b(first|second|third|fourth|another) terminal", before)
@@ -149,9 +170,7 @@ class Reader:
         block = self._on_our_ports(block)
         lines = block.replace("\\\n", " ").splitlines()
         if any(map(_NOT_DONE.match, lines)):
-            for line in filter(re.compile("make ").match, lines):
-                command = ["make", "--dry-run", *shlex.split(line)[1:]]
-                subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=SECONDS_MAX, check=True)
+            self._install(terminal, lines)
             return
         terminal.output, terminal.printed = None, ""
         if lines and _LASTING.match(lines[-1]):
@@ -165,9 +184,29 @@ class Reader:
             terminal.env = dict(line.split("=", 1) for line in kept.read_text().split("\0") if line)
             kept.unlink()
 
+    def _install(self, terminal: Terminal, lines: list[str]) -> None:
+        """What installs something, or is for a checkout: in a clone it is done, unless the clone was made by it."""
+        if self.clone is not None:
+            script = "\n".join(line for line in lines if not _DONE_BEFORE.match(line))
+            self._shell(terminal, f"cd {shlex.quote(str(self.clone.checkout))}\n{script}")
+            return
+        for line in filter(re.compile("make ").match, lines):
+            command = ["make", "--dry-run", *shlex.split(line)[1:]]
+            subprocess.run(command, cwd=REPOSITORY, capture_output=True, timeout=SECONDS_MAX, check=True)
+
+    def _run_as_a_process(self, terminal: Terminal, program: str) -> None:
+        """A program that goes on until Ctrl-C gets that once it has printed something."""
+        file = self.folder / "program.py"
+        file.write_text(program, encoding="utf-8")
+        if "bus.run()" in program:
+            self._leave_running(terminal, f"exec python {file.name}")
+            self._interrupt(terminal)
+        else:
+            self._shell(terminal, f"python {file.name}")
+
     def _command(self, terminal: Terminal, line: str) -> str:
         """One command; our own as a process would, without starting one."""
-        if not line.startswith("tidings "):
+        if self.clone is not None or not line.startswith("tidings "):
             return self._shell(terminal, line)
         done = invoke(*shlex.split(line)[1:], env=terminal.env)
         assert done.exit_code == 0, (self.page.name, line, done.exit_code, done.stderr)
@@ -258,3 +297,10 @@ def reading(page: Path, folder: Path, **options: Any) -> Iterator[Reader]:
         yield reader
     finally:
         reader.close()
+
+
+def read_twice(page: Path, folder: Path, **options: Any) -> None:
+    """From an empty folder, block by block, and again in the same folder."""
+    for is_first in (True, False):
+        with reading(page, folder, is_first=is_first, **options) as reader:
+            reader.read()
