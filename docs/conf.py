@@ -59,7 +59,8 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     trees = []
     for title, section in re.findall(r"^## ([^\n]+)\n(.*?)(?=^## |\Z)", source[0], re.DOTALL | re.MULTILINE):
         links = re.findall(r"^- \[(.+?)\]\((.+?)\.md\)", section, re.MULTILINE)
-        trees.append((title, [f"{name} </{posixpath.normpath(f'docs/{file}')}>" for name, file in links]))
+        if links:
+            trees.append((title, [f"{name} </{posixpath.normpath(f'docs/{file}')}>" for name, file in links]))
     trees.append(("Decisions", ["/docs/adr/*"]))
     for title, entries in trees:
         source[0] += "\n".join(["\n```{toctree}", ":hidden:", ":glob:", f":caption: {title}", "", *entries, "```\n"])

@@ -32,7 +32,7 @@ from typing import Any, Final
 from tests.integration.cli.support import environment, invoke
 
 REPOSITORY: Final = Path(__file__).parents[2]
-FIRST_STEPS: Final = REPOSITORY / "docs/first-steps.md"
+FIRST_PAGE: Final = REPOSITORY / "docs/index.md"
 SECONDS_MAX: Final = 900.0
 _BLOCK: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 _NAMED: Final = re.compile(r"`([\w./-]+\.\w+)`[^`\n]*:\Z")

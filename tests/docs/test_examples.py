@@ -17,7 +17,7 @@ from typing import Any, Final
 import httpx
 import pytest
 
-from tests.docs.reading import FIRST_STEPS, run_program
+from tests.docs.reading import FIRST_PAGE, run_program
 from tests.docs.test_programs import blocks
 from tests.node.chromium import CHROMIUM, chromium
 from tidings import Bus, Client
@@ -49,7 +49,7 @@ SAID: Final = {
 }
 """What each example that ends by itself prints in an empty folder."""
 OTHERS: Final = {
-    *("worker.py", "producer.py"),  # the test of docs/first-steps.md runs them
+    *("worker.py", "producer.py"),  # the test of docs/index.md runs them
     *("tables_duckdb.py", "tables_pandas.py", "tables_pyspark.py", "tables_polars.py"),  # test_pipeline_examples.py
     "test_with_virtual_time.py",  # test_testing_page.py
     *("web_app.py", "live_tail.py", "browser.html"),  # below
@@ -82,7 +82,7 @@ def test_the_first_steps_show_the_worker_and_the_producer() -> None:
     """The programs of that page, which a test runs in two processes, are the examples to the letter."""
     names = ("worker.py", "producer.py")
 
-    assert blocks(FIRST_STEPS, "python") == [(EXAMPLES / name).read_text(encoding="utf-8") for name in names]
+    assert blocks(FIRST_PAGE, "python") == [(EXAMPLES / name).read_text(encoding="utf-8") for name in names]
 
 
 async def test_a_web_application_bills_what_it_answered(

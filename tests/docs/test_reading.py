@@ -10,14 +10,14 @@ import pytest
 
 from tests.integration.cli.support import invoke
 
-from .reading import FIRST_STEPS, REPOSITORY, blocks_of, read_twice, run_program
+from .reading import FIRST_PAGE, REPOSITORY, blocks_of, read_twice, run_program
 
 README: Final = REPOSITORY / "README.md"
 TUTORIAL: Final = REPOSITORY / "docs/tutorial.md"
 OPERATIONS: Final = REPOSITORY / "docs/howto/operations.md"
 HAVE_TESTS_OF_THEIR_OWN: Final = {OPERATIONS, REPOSITORY / "docs/howto/testing.md"}
 PAGES: Final = [
-    *(README, FIRST_STEPS, REPOSITORY / "docs/cheat-sheet.md"),
+    *(README, FIRST_PAGE, REPOSITORY / "docs/cheat-sheet.md"),
     *(page for page in sorted((REPOSITORY / "docs/howto").glob("*.md")) if page not in HAVE_TESTS_OF_THEIR_OWN),
 ]
 SLOW: Final = re.compile(r"^tidings (serve|work|pipeline|table|demo|bench)\b", re.MULTILINE)
