@@ -220,7 +220,7 @@ class Reader:
             except subprocess.TimeoutExpired:
                 os.killpg(shell.pid, signal.SIGKILL)
                 raise
-        assert shell.returncode == 0, (self.page.name, script, shell.returncode, errors.decode())
+        assert shell.returncode == 0, (self.page.name, script, shell.returncode, printed.decode(), errors.decode())
         return printed.decode()
 
     def _leave_running(self, terminal: Terminal, block: str) -> None:
