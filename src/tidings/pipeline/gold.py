@@ -84,6 +84,8 @@ class GoldJobs:
     """Where summaries go; without it there are none."""
     progress: Progress
     """Told how far it is, from any thread."""
+    at_once_max: int
+    """So many run side by side."""
     publishing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, *, again: Container[str] = (), is_paced: bool = False) -> tuple[JobResult, ...]:
@@ -100,7 +102,7 @@ class GoldJobs:
         results: dict[str, JobResult] = {}
         running: dict[Future[JobResult], str] = {}
         waiting = {job: _before(job, self.jobs[:at]) for at, job in enumerate(self.jobs)}
-        with ThreadPoolExecutor(self.settings.jobs_at_once_max, "tidings-job") as pool:
+        with ThreadPoolExecutor(self.at_once_max, "tidings-job") as pool:
             while waiting or running:
                 for job in [job for job, before in waiting.items() if before <= results.keys()]:
                     del waiting[job]

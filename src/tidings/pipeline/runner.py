@@ -33,7 +33,7 @@ from .gold import OWN_DEVICE, GoldJobs, JobResult, Publish
 from .housekeeping import keep_house
 from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
-from .session import Progress, ProgressStep
+from .session import Progress, ProgressStep, cores_of
 from .settings import PipelineSettings
 from .silver import Silver
 from .source import LogSource, LogView
@@ -188,7 +188,8 @@ class Pipeline:
         if until:
             gained = self._fill_silver(spark, meta.epoch, filled, report_to, anew=silver_anew)
             states = JobStates(self.lake.storage, meta.epoch)
-            results = self._gold(spark, jobs, states, until, report_to, again=again, is_paced=is_paced)
+            at_once = self.settings.jobs_at_once_max
+            results = self._gold(spark, jobs, states, until, report_to, again=again, is_paced=is_paced, at_once=at_once)
             if jobs and not any(result.error for result in results):
                 is_done = all(result.is_told for result in results)
                 states.reached(until, *((request, files) if is_done else ()))
@@ -242,7 +243,11 @@ class Pipeline:
         until = int(self.lake.note(SILVER_EVENTS.name).get("seq", 0))
         results: tuple[JobResult, ...] = ()
         if until and (states.failed() or self.has_news(states.until)):
-            results = self._gold(spark, jobs, states, until, progress or _ignore, again=(), is_paced=True)
+            # Whoever fills silver meanwhile must not wait for a core.
+            at_once = max(1, min(self.settings.jobs_at_once_max, cores_of(self.settings) - 1))
+            results = self._gold(
+                spark, jobs, states, until, progress or _ignore, again=(), is_paced=True, at_once=at_once
+            )
             if not any(result.error for result in results):
                 states.reached(until)
         self._keep_house(None, {}, results)
@@ -258,6 +263,7 @@ class Pipeline:
         *,
         again: Container[str],
         is_paced: bool,
+        at_once: int,
     ) -> tuple[JobResult, ...]:
         gold = GoldJobs(
             self.lake,
@@ -271,6 +277,7 @@ class Pipeline:
             clock=self._clock,
             publish=self._publish,
             progress=progress,
+            at_once_max=at_once,
         )
         return gold.run(again=again, is_paced=is_paced)
 

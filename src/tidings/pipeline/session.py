@@ -145,6 +145,11 @@ def memory_mb() -> int:
     return found >> 20
 
 
+def cores_of(settings: PipelineSettings) -> int:
+    """About how many tasks run at once."""
+    return (os.cpu_count() or 2) if settings.master.startswith("local") else 8
+
+
 def heap_mb(settings: PipelineSettings, available_mb: int | None = None) -> int:
     """The JVM's heap: what the settings say, or a third of the memory there is. The rest is for Python, Arrow and DuckDB."""
     if settings.driver_memory_mb is not None:
@@ -161,8 +166,7 @@ def spark_conf(
     settings: PipelineSettings, *, is_loud: bool = False, is_brief: bool = False, java_options: str = ""
 ) -> dict[str, str]:
     """Settings for Spark, by its own names; ``start_session`` says what they depend on."""
-    heap = heap_mb(settings)
-    cores = (os.cpu_count() or 2) if settings.master.startswith("local") else 8
+    heap, cores = heap_mb(settings), cores_of(settings)
     conf = {
         **_CONF,
         "spark.driver.memory": f"{heap}m",

@@ -31,7 +31,7 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
     java_cache: str | None = None
     """Where the bundled Java's home is made; by default below the user's cache folder."""
 
-    split_bytes_max: Annotated[int, msgspec.Meta(ge=64 * 1024, le=256 * _MIB)] = 32 * _MIB
+    split_bytes_max: Annotated[int, msgspec.Meta(ge=64 * 1024, le=256 * _MIB)] = 64 * _MIB
     """One task reads about this much of the log: larger segments are split, smaller ones put together."""
     small_rows_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 20_000
     """Up to so many rows, in no more than ``split_bytes_max``, are little work. So many new records are then read, and the tables
@@ -62,7 +62,7 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
     from all of history does so again. Jobs that take up only what changed run every time."""
 
     jobs_at_once_max: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-    """So many jobs that do not need each other's tables run side by side."""
+    """So many jobs that do not need each other's tables run side by side; with ``--follow`` one fewer than there are cores, at most."""
     jobs: dict[str, dict[str, object]] = msgspec.field(default_factory=dict)
     """Settings of jobs, by the job's name."""
 

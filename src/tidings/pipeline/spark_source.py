@@ -62,7 +62,7 @@ _CORRUPT_FIELD: Final = pa.field(CORRUPT, pa.string())
 _EVENTS: Final = arrow_schema(BRONZE_EVENTS.schema)
 _MODES: Final = ("FAILFAST", "DROPMALFORMED", "PERMISSIVE")
 _STORAGE: Final = "storage."
-_SPLIT_BYTES: Final = 32 << 20
+_SPLIT_BYTES: Final = 64 << 20
 _MEMORY_MB: Final = 128
 """What the conversion may take in a task: blocks of a JVM's liking come of it."""
 

@@ -449,6 +449,39 @@ def test_beside_a_stream_jobs_run_for_what_others_wrote(
     assert filled.pipeline(TEST_SETTINGS).run_gold(no_spark, [COUNTS]) == ()
 
 
+@pytest.mark.parametrize(("cores", "at_once"), [(2, 1), (8, 3)])
+def test_beside_a_stream_a_core_is_left_to_it(
+    spark: SparkSession, filled: Workspace, monkeypatch: pytest.MonkeyPatch, cores: int, at_once: int
+) -> None:
+    """What fills silver meanwhile does not wait for the jobs: of three that could run side by side, on two cores one runs at a time."""
+    running, most, lock, are_there = 0, 0, threading.Lock(), threading.Event()
+
+    def job(number: int) -> Job:
+        table = f"gold.counts_{number}"
+
+        def build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+            nonlocal running, most
+            with lock:
+                running += 1
+                most = max(most, running)
+                if running == at_once:
+                    are_there.set()
+            assert are_there.wait(60)
+            with lock:
+                running -= 1
+            return {table: count_topics(tables, context)["gold.counts"]}
+
+        return replace(COUNTS, name=table, build=build, writes=(replace(COUNTS.writes[0], table=table),))
+
+    jobs = [job(number) for number in range(3)]
+    monkeypatch.setattr(runner, "cores_of", lambda _: cores)
+
+    results = filled.pipeline(TEST_SETTINGS).run_gold(lambda: spark, jobs)
+
+    assert [result.error for result in results] == [None] * 3
+    assert most == at_once
+
+
 def test_a_run_that_left_nothing_to_do_is_known_without_a_look_at_the_tables(
     spark: SparkSession, workspace: Workspace
 ) -> None:
