@@ -86,7 +86,7 @@ def _follow(
         looked_at = -jobs_every_s
         while True:
             now = session.clock.monotonic()
-            if running is None and now - looked_at >= jobs_every_s:
+            if running is None and now - looked_at >= jobs_every_s and query.has_looked:
                 looked_at = now
                 running = beside.submit(pipeline.run_gold, spark, jobs)
             for batch in query.wait(_LOOK_S):

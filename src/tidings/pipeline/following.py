@@ -101,6 +101,11 @@ class Following:
                 self._batch.release()
             self._stack.close()
 
+    @property
+    def has_looked(self) -> bool:
+        """Whether the query has looked at the log: until then it is being set up, and whoever works beside it would make it wait."""
+        return self._query is not None and bool(self._query.recentProgress)
+
     def wait(self, seconds: float) -> list[FollowedBatch]:
         """
         Wait until micro-batches were committed, or for so long; what they added.
