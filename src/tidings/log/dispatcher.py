@@ -1,15 +1,15 @@
 """
 The dispatcher: one reader of the log, in seq order, that calls every listener with each batch of committed records.
 
-Listeners are called in the order they were added. An essential one, such as the access book, is told of every commit at once, ahead of the
-others, which decide by what it knows: so a grant is in force when the next request comes, and a revocation at seq r before a record above r
-is delivered to anybody.
+Listeners are called in the order they were added. Some know what decides who is told, such as the access book, by the records of a topic.
+Such a record is told at once and begins a batch: so what was committed before it is delivered by the rights of before, what comes after it
+by the rights that it gives or takes, and it is in force when the next request comes.
 
-What the others tell many clients of a batch costs about the same however long the batch is. So they are told of the first commit after a
+What listeners tell many clients of a batch costs about the same however long the batch is. So they are told of the first commit after a
 silence at once, and of what follows it closely together, unless somebody waits for it.
 
 A listener that raises has missed records and must not continue as if it had not: it is removed, and its ``on_failure`` is called,
-whereupon an endpoint closes its connections. If an essential listener raises, the dispatcher stops too: without the access book nobody can
+whereupon an endpoint closes its connections. If one that decides raises, the dispatcher stops too: without the access book nobody can
 say who may see what.
 """
 
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Callable, Sequence
 from typing import Protocol, runtime_checkable
 
@@ -42,14 +43,14 @@ class Listener(Protocol):
 class _Entry:
     """A listener as the dispatcher keeps it."""
 
-    __slots__ = ("call", "is_essential", "name", "on_failure", "problem")
+    __slots__ = ("call", "is_deciding", "name", "on_failure", "problem")
 
     def __init__(
-        self, name: str, listener: Listener, *, is_essential: bool, on_failure: Callable[[str], None] | None
+        self, name: str, listener: Listener, *, is_deciding: bool, on_failure: Callable[[str], None] | None
     ) -> None:
         self.name = name
         self.call = listener.committed
-        self.is_essential = is_essential
+        self.is_deciding = is_deciding
         self.on_failure = on_failure
         self.problem: str | None = None
 
@@ -63,8 +64,8 @@ class Dispatcher:
         since: The listeners know all records up to here.
         batch_count_max: Records per call; other tasks run between two batches.
         batch_bytes_max: About how many bytes of them.
-        interval_s: How long it is at least from one batch to the next for listeners that are not essential, as long as nobody waits for a seq
-            and not more than a batch is there.
+        interval_s: How long it is at least from one batch to the next, as long as nothing is decided, nobody waits for a seq and less than a
+            batch is there.
     """
 
     def __init__(
@@ -81,9 +82,12 @@ class Dispatcher:
         self._batch_count_max = batch_count_max
         self._batch_bytes_max = batch_bytes_max
         self._entries: list[_Entry] = []
+        self._deciding: set[str] = set()
+        """The topics whose records decide who is told."""
         self._held: list[Record] = []
-        """What the essential listeners know, and the others do not yet."""
-        self._due_s = 0.0
+        """What was read, and not told yet."""
+        self._held_bytes = 0
+        self._told_s = -math.inf
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -98,7 +102,7 @@ class Dispatcher:
         name: str,
         listener: Listener,
         *,
-        is_essential: bool = False,
+        decides_by: str | None = None,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
         """
@@ -107,10 +111,12 @@ class Dispatcher:
         Args:
             name: For logs and readiness.
             listener: What to call with the records from now on.
-            is_essential: It is told of every commit at once, and if it fails, the dispatcher stops.
+            decides_by: The records of this topic change what the listeners behind it may tell whom. If it fails, the dispatcher stops.
             on_failure: Called with the reason when the listener failed or the dispatcher stopped: no more records will come.
         """
-        self._entries.append(_Entry(name, listener, is_essential=is_essential, on_failure=on_failure))
+        self._entries.append(_Entry(name, listener, is_deciding=decides_by is not None, on_failure=on_failure))
+        if decides_by is not None:
+            self._deciding.add(decides_by)
 
     def start(self) -> None:
         """Start to follow the log."""
@@ -172,7 +178,9 @@ class Dispatcher:
     async def _follow(self) -> None:
         query = Query(since=self.seq)
         while self.problem is None:
-            page = await self._log.read(query, limit=self._batch_count_max, bytes_max=self._batch_bytes_max)
+            page = await self._log.read(
+                query, limit=self._batch_count_max - len(self._held), bytes_max=self._batch_bytes_max
+            )
             query = page.next
             if page.records:
                 self._take(page.records, is_more=not page.at_end)
@@ -183,37 +191,52 @@ class Dispatcher:
                 await self._log.wait(known if query.since is None else max(known, query.since))
 
     def _take(self, records: list[Record], *, is_more: bool) -> None:
-        """Tell the essential listeners, and the others now or when it is time."""
-        if not self._tell(records, is_essential=True):
+        """Tell of them, now or when it is time, and of each that decides in a batch that it begins."""
+        is_decided = False
+        for record in records:
+            if record.topic in self._deciding:
+                self._tell_held()
+                is_decided = True
+            self._held.append(record)
+            self._held_bytes += len(record.payload_json)
+        if (
+            is_more
+            or is_decided
+            or self._waiting
+            or len(self._held) >= self._batch_count_max
+            or self._held_bytes >= self._batch_bytes_max
+        ):
+            self._tell_held()
             return
-        self._held += records
         loop = asyncio.get_running_loop()
-        if is_more or self._waiting or len(self._held) >= self._batch_count_max or loop.time() >= self._due_s:
+        due_s = self._told_s + self._interval_s()
+        if loop.time() >= due_s:
             self._tell_held()
         elif self._timer is None:
-            self._timer = loop.call_at(self._due_s, self._tell_held)
+            self._timer = loop.call_at(due_s, self._tell_held)
 
     def _tell_held(self) -> None:
+        """Call the listeners, unless one that decides has failed: what comes then is told to nobody."""
         records = self._held
         self._let_go()
-        self._due_s = asyncio.get_running_loop().time() + self._interval_s()
-        self._tell(records, is_essential=False)
-        self.seq = records[-1].seq
-        self._wake()
-
-    def _tell(self, records: list[Record], *, is_essential: bool) -> bool:
-        """Call the listeners of one kind; whether the dispatcher goes on."""
+        if not records or self.problem is not None:
+            return
+        self._told_s = asyncio.get_running_loop().time()
         for entry in self._entries:
-            if entry.is_essential is is_essential and entry.problem is None and self.problem is None:
+            if entry.problem is None:
                 try:
                     entry.call(records)
                 except Exception as error:  # noqa: BLE001 - it has missed records, whatever it raised; the others must not
                     self._remove(entry, records, error)
-        return self.problem is None
+                    if self.problem is not None:
+                        return
+        self.seq = records[-1].seq
+        self._wake()
 
     def _let_go(self) -> None:
         """Forget what is held: it was told, or never will be."""
         self._held = []
+        self._held_bytes = 0
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -222,7 +245,7 @@ class Dispatcher:
         entry.problem = f"failed at seq {records[0].seq} to {records[-1].seq}: {type(error).__name__}: {error}"
         logger.error("listener %s %s; it gets no more records", entry.name, entry.problem, exc_info=error)
         _report(entry, entry.problem)
-        if entry.is_essential:
+        if entry.is_deciding:
             self._fail(f"{entry.name} failed, and nothing may be delivered without it")
 
     def _fail(self, problem: str) -> None:

@@ -26,7 +26,8 @@ from typing import Any, Final
 
 from prometheus_client import CollectorRegistry
 
-from tidings.access.apps import load_apps
+from tidings.access.administration import ACCESS_TOPIC
+from tidings.access.apps import APPS_TOPIC, load_apps
 from tidings.access.audit import AuditLog
 from tidings.access.authentication import Authenticator
 from tidings.access.book import load_book
@@ -195,8 +196,8 @@ class Node:
         undo.push_async_callback(dispatcher.close)
         audit = AuditLog(log, clock)
         undo.push_async_callback(audit.close, 0.0)
-        dispatcher.add("access", book, is_essential=True)
-        dispatcher.add("apps", apps, is_essential=True)
+        dispatcher.add("access", book, decides_by=ACCESS_TOPIC)
+        dispatcher.add("apps", apps, decides_by=APPS_TOPIC)
         dispatcher.add("audit", audit)
         verifier = TokenVerifier(settings.access.tokens, clock)
         book.trust(verifier.trusts)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
+from tidings.access.administration import ACCESS_TOPIC
 from tidings.access.authentication import Authenticator
 from tidings.access.book import AccessBook
 from tidings.access.context import TokenClaims
@@ -145,7 +146,7 @@ class World:
         await self.bus.start()
         self.book = AccessBook()
         self.dispatcher = Dispatcher(self.log)
-        self.dispatcher.add("access", self.book, is_essential=True)
+        self.dispatcher.add("access", self.book, decides_by=ACCESS_TOPIC)
         dispatcher = self.dispatcher
         authenticator = Authenticator(TokenVerifier(_TOKENS, self.clock), self.book, self.clock)
         self.endpoint = GroupsEndpoint(

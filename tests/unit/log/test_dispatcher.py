@@ -45,6 +45,20 @@ class Hearer:
         return [seq for name, seq in self.journal if name == self.name]
 
 
+class FollowedLog(MemoryLog):
+    """A log that notes up to where its follower has read."""
+
+    read_seq = -1
+
+    async def wait(self, after: int, topic: str | None = None) -> int:
+        self.read_seq = after
+        return await super().wait(after, topic)
+
+    async def append_and_have_read(self, *events: Event) -> None:
+        await self.append_many(list(events))
+        await until(lambda: self.read_seq >= self.position.seq)
+
+
 async def test_every_record_comes_once_and_in_order() -> None:
     """Records of several topics, committed while it follows, arrive in seq order without gap or repetition."""
     log, hearer = MemoryLog(), Hearer()
@@ -115,11 +129,11 @@ async def test_a_listener_that_fails_is_told_and_left_out() -> None:
     await dispatcher.close()
 
 
-async def test_without_an_essential_listener_nothing_is_delivered() -> None:
+async def test_without_a_listener_that_decides_nothing_is_delivered() -> None:
     """If the book fails, nobody hears the batch it failed on or anything after, and everybody is told."""
     log, book, endpoint = MemoryLog(), Hearer("book", fails_at=3), Hearer("endpoint")
     dispatcher = Dispatcher(log, batch_count_max=1)
-    dispatcher.add("book", book, is_essential=True)
+    dispatcher.add("book", book, decides_by="access")
     dispatcher.add("endpoint", endpoint, on_failure=endpoint.failures.append)
     dispatcher.start()
     await log.append_many([event() for _ in range(5)])
@@ -135,31 +149,83 @@ async def test_without_an_essential_listener_nothing_is_delivered() -> None:
     await dispatcher.close()
 
 
-async def test_an_essential_listener_does_not_wait_for_the_interval() -> None:
-    """The book knows a commit before the next request comes; the others are told together, when it is time or when somebody waits for it."""
-    log, book, endpoint = MemoryLog(), Hearer("book"), Hearer("endpoint")
+async def test_commits_that_follow_closely_are_told_together() -> None:
+    """After the first, the others are told when somebody waits for one, or when as many as a batch has are there; never more than that."""
+    log, endpoint = FollowedLog(), Hearer("endpoint")
     dispatcher = Dispatcher(log, batch_count_max=4, interval_s=lambda: 3600.0)
     dispatcher.add("endpoint", endpoint)
-    dispatcher.add("book", book, is_essential=True)
     dispatcher.start()
-    await log.append(event())
-    await until(lambda: endpoint.seqs == [1])
-    for seq in (2, 3):
-        await log.append(event())
-        await until(lambda seq=seq: book.seqs[-1] == seq)
+    for _ in range(3):
+        await log.append_and_have_read(event())
     assert (endpoint.seqs, dispatcher.seq, dispatcher.lag) == ([1], 1, 2)
-
     await dispatcher.reached(2)
     assert endpoint.calls == [1, 2]
 
-    for count in (1, 2, 1):  # as many as a batch has wait for nothing
-        await log.append_many([event() for _ in range(count)])
-    await until(lambda: endpoint.seqs == book.seqs == [1, 2, 3, 4, 5, 6, 7])
-    await log.append(event())
-    await until(lambda: book.seqs[-1] == 8)
+    for count in (1, 2, 6):
+        await log.append_and_have_read(*(event() for _ in range(count)))
+    assert endpoint.seqs == list(range(1, 12))
+    assert endpoint.calls == [1, 2, 4, 4]
+    assert (dispatcher.seq, dispatcher.lag) == (11, 1)
     await dispatcher.close()
 
-    assert endpoint.seqs[-1] == 7
+    assert endpoint.seqs[-1] == 11
+
+
+async def test_many_bytes_do_not_wait_for_the_interval() -> None:
+    """What is held is bounded in bytes too."""
+    log, endpoint = FollowedLog(), Hearer("endpoint")
+    dispatcher = Dispatcher(log, batch_bytes_max=1000, interval_s=lambda: 3600.0)
+    dispatcher.add("endpoint", endpoint)
+    dispatcher.start()
+    for _ in range(5):
+        await log.append_and_have_read(Event(EventMeta("demo", "NOTED", "shared:home"), {"text": "x" * 400}))
+    await dispatcher.close()
+
+    assert endpoint.calls == [1, 3]
+
+
+async def test_a_shorter_interval_holds_from_the_next_commit_on() -> None:
+    """What waits by the old interval is told with it."""
+    log, endpoint = FollowedLog(), Hearer("endpoint")
+    interval_s = 3600.0
+    dispatcher = Dispatcher(log, interval_s=lambda: interval_s)
+    dispatcher.add("endpoint", endpoint)
+    dispatcher.start()
+    for _ in range(2):
+        await log.append_and_have_read(event())
+    interval_s = 0.0
+    await log.append_and_have_read(event())
+    await dispatcher.close()
+
+    assert endpoint.calls == [1, 2]
+
+
+@pytest.mark.parametrize("interval_s", [0.0, 3600.0])
+async def test_what_decides_is_told_at_once_and_changes_nothing_before_it(interval_s: float) -> None:
+    """Whoever is told of a record is told while the book knows every decision before it, and none after it; and no decision waits."""
+    log, book = MemoryLog(), Hearer("book")
+    known: list[tuple[int, int]] = []
+
+    class Endpoint:
+        def committed(self, records: Sequence[Record]) -> None:
+            known.extend((record.seq, book.seqs[-1]) for record in records)
+
+    class Book:
+        def committed(self, records: Sequence[Record]) -> None:
+            book.committed([record for record in records if record.topic == "access"])
+
+    dispatcher = Dispatcher(log, interval_s=lambda: interval_s)
+    dispatcher.add("book", Book(), decides_by="access")
+    dispatcher.add("endpoint", Endpoint())
+    dispatcher.start()
+    await log.append(event("access"))
+    await until(lambda: known == [(1, 1)])
+    await log.append_many([event()])
+    await log.append_many([event(), event("access"), event(), event("access"), event("access"), event()])
+    await until(lambda: len(known) == 8)
+    await dispatcher.close()
+
+    assert known == [(1, 1), (2, 1), (3, 1), (4, 4), (5, 4), (6, 6), (7, 7), (8, 7)]
 
 
 async def test_what_is_held_is_told_when_it_is_time() -> None:
@@ -180,14 +246,15 @@ async def test_what_is_held_is_told_when_it_is_time() -> None:
 async def test_what_is_held_is_never_told_once_the_book_failed() -> None:
     """What waited for its time is not delivered by rights that nobody knows."""
     log, book, endpoint = MemoryLog(), Hearer("book", fails_at=3), Hearer("endpoint")
-    dispatcher = Dispatcher(log, interval_s=lambda: 0.02)
-    dispatcher.add("book", book, is_essential=True)
+    dispatcher = Dispatcher(log, interval_s=lambda: 3600.0)
+    dispatcher.add("book", book, decides_by="access")
     dispatcher.add("endpoint", endpoint, on_failure=endpoint.failures.append)
     dispatcher.start()
-    for seq in (1, 2):
-        await log.append(event())
-        await until(lambda seq=seq: book.seqs[-1:] == [seq])
     await log.append(event())
+    await until(lambda: book.seqs == [1])
+    await log.append_many([event(), event()])
+    with pytest.raises(DispatcherStopped):
+        await dispatcher.reached(3)
     await until(lambda: endpoint.failures)
     with pytest.raises(DispatcherStopped):
         await dispatcher.reached(2)

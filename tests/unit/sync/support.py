@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import orjson
 
+from tidings.access.administration import ACCESS_TOPIC
 from tidings.access.authentication import Authenticator
 from tidings.access.book import load_book
 from tidings.access.context import TokenClaims
@@ -257,7 +258,7 @@ async def open_world(
         log, book, Authenticator(verifier, book, clock), settings, clock, reached=dispatcher.reached, archive=archive
     )
     service.limits = ConnectionLimits(unauthenticated_messages_max=10_000)  # tests say much before they connect
-    dispatcher.add("access", book, is_essential=True)
+    dispatcher.add("access", book, decides_by=ACCESS_TOPIC)
     dispatcher.add("sync", service, on_failure=service.failed)
     dispatcher.start()
     try:
