@@ -26,7 +26,7 @@ from .schemas import CORE_TABLES, arrow_schema
 from .session import Progress, ProgressStep, first_line, session_for_little
 from .settings import PipelineSettings
 from .status import JobState, JobStates
-from .table_files import Choice, DataFile
+from .table_files import DAY_COLUMN, Choice, DataFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -157,8 +157,8 @@ class GoldJobs:
         self.progress(ProgressStep(job.name, 0, len(job.writes)))
         files, read = self._inputs(job, plan, is_again=is_again)
         is_small = self._is_small(file for found in files.values() for file in found)
-        # A day, or an event, is made of rows: where there are none to read, none are made.
-        has_rows = job.partitioning is None or any(files[table] for table in plan.windows)
+        # Rows are made of rows: where there are none to read, none are made.
+        has_rows = any(files[table] for table in (job.reads if job.partitioning is None else plan.windows))
         built = job.build(self._frames(job, plan, files, is_small=is_small), context) if has_rows else {}
         rows: dict[str, int] = {}
         for number, output in enumerate(job.writes):
@@ -178,17 +178,17 @@ class GoldJobs:
         app, table, schema = f"job.{job.name}", output.table, arrow_schema(output.schema)
         version = (self.lake.done(table, app) or 0) + 1
         seq_column = None if job.partitioning is None else job.partitioning.seq_column
-        is_by_day = seq_column == ""
+        is_by_day = seq_column is not None and DAY_COLUMN in schema.names
         replaces: Replaces = "all" if plan.is_all else "nothing" if seq_column else plan.dates
         adds = []
         if frame is not None:
             frame = as_promised(job, output, frame)
-            if is_by_day:
+            if seq_column == "":
                 frame = frame.where("date is not null" if plan.is_all else frame["date"].isin(plan.dates))
-                frame = frame if is_small else frame.repartition("date")
             elif seq_column and not plan.is_all:
                 # A run that died between two tables left one of them ahead.
                 frame = frame.where(frame[seq_column] > int(self.lake.note(table).get("seq", 0)))
+            frame = frame.repartition("date") if is_by_day and not is_small else frame
             name = stem(app, version, self.run_name)
             adds = self.lake.write_files(frame, table, output.schema, name, is_by_day=is_by_day, is_small=is_small)
         self.lake.commit(

@@ -48,6 +48,7 @@ _KEYS: Final[Mapping[str, str]] = {
     _INDEX: "hash",
     "gold.temporal_features": _MOMENT,
     "gold.recency": _MOMENT,
+    "gold.temporal_days": "concat_ws('|', person_id, local_date)",
     "gold.temporal_patterns": "concat_ws('|', scope, person_id)",
     "gold.temporal_candidates": "concat_ws('|', request_id, event_id)",
     "gold.near_duplicates": "concat_ws('|', event_id, kept_event_id)",

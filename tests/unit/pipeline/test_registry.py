@@ -38,7 +38,7 @@ def test_who_reads_what_was_erased_gets_it_up_to_date() -> None:
     """
     chosen = [each.name for each in choose(all_jobs(), ["learning_actions", "temporal_index"])]
 
-    assert chosen == ["erasures", "learning_actions", "temporal_told", "temporal_index"]
+    assert chosen == ["erasures", "learning_told", "learning_actions", "temporal_told", "temporal_index"]
 
 
 @pytest.mark.parametrize(

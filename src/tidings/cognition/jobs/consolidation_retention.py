@@ -29,7 +29,7 @@ from .consolidation_duplicates import DUPLICATES, KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURE_TYPES, ERASURES, MEMORIES, living
 from .consolidation_rollups import PATCH_SHARE_MAX, ROLLUPS, told_rollups
 from .temporal_candidates import CANDIDATES
-from .temporal_features import FEATURES, PATTERNS, RECENCY
+from .temporal_features import DAYS, FEATURES, PATTERNS, RECENCY
 from .temporal_index import INDEX
 
 LATE_EVENTS: Final = "gold.late_events"
@@ -270,10 +270,11 @@ _SCRUB_SCHEMA: Final = (
     "erased_by string, erased_seq bigint, issued_at timestamp, action string"
 )
 _READS: Final = (
-    *("silver.events", ERASURES, INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES, DUPLICATES, KEEP_SCORES, ROLLUPS),
+    *("silver.events", ERASURES, INDEX, FEATURES, RECENCY, DAYS, PATTERNS, CANDIDATES),
+    *(DUPLICATES, KEEP_SCORES, ROLLUPS),
 )
 
-_PATTERN_KEY: Final = "concat_ws('|', scope, person_id)"
+_OF_PEOPLE: Final = {PATTERNS: "concat_ws('|', scope, person_id)", DAYS: "concat_ws('|', person_id, local_date)"}
 _KEPT_TOPICS: Final = ("access", "audit")
 _ROW: Final = ("table", "space_id", "row_key")
 _ERASURE: Final = ("object_type", "object_id", "erased_by", "erased_seq", "issued_at")
@@ -346,11 +347,17 @@ def _build_scrub(tables: Mapping[str, DataFrame], context: JobContext) -> Mappin
         .agg(F.min("erasure").alias("erasure"))
     )
     rows = named_rows(tables)
-    about_people = tables[PATTERNS].select(
-        F.lit(PATTERNS).alias("table"),
-        "space_id",
-        F.expr(_PATTERN_KEY).alias("row_key"),
-        F.col("person_id").alias("_named"),
+    about_people = reduce(
+        DataFrame.unionByName,
+        (
+            tables[table].select(
+                F.lit(table).alias("table"),
+                "space_id",
+                F.expr(key).alias("row_key"),
+                F.col("person_id").alias("_named"),
+            )
+            for table, key in _OF_PEOPLE.items()
+        ),
     )
     listed = rows.join(wanted, ["space_id", "_named"]).unionByName(about_people.join(gone, ["space_id", "_named"]))
     action = F.when(F.col("table") == ROLLUPS, "rebuild").otherwise(F.lit("delete"))

@@ -1,8 +1,5 @@
 """
-What the learning jobs share: reading payloads, keeping to what was known at the time, and publishing results.
-
-A payload is JSON text of unknown shape. Everything here answers null where a value is missing or of another type, so one
-odd event costs one row's value and never a run.
+What the learning jobs share: keeping to what was known at the time, and publishing results.
 """
 
 from __future__ import annotations
@@ -19,54 +16,29 @@ from pyspark.sql import functions as F
 
 from tidings.core.events import Event, EventMeta
 
-from .columns import name_of_actor, number, text
 from .consolidation_memories import without_erased
+from .learning_told import OUTCOME_TYPES
 
 LEARNING_TOPIC: Final = "learning"
-OUTCOME_TYPES: Final = ("ACTION_EXECUTED", "USER_FEEDBACK", "RETRIEVAL_CLICK", "cognitive.learning.outcome.received")
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-_GOOD_WORDS: Final = (
-    "accept",
-    "accepted",
-    "confirm",
-    "helpful",
-    "like",
-    "positive",
-    "thumbs_up",
-    "up",
-    "useful",
-    "yes",
-)
-_BAD_WORDS: Final = ("correct", "dislike", "negative", "no", "reject", "rejected", "thumbs_down", "down", "useless")
-_KEYS: Final = ("prediction_id", "action_id", "plan_id", "query_id", "request_id", "target")
 
 
-def truth(column: Column) -> Column:
-    """1.0 or 0.0 for what says yes or no (true, 1, "OK", "success", ...); null for anything else."""
-    word = F.lower(F.trim(column))
-    return (
-        F.when(word.isin("true", "1", "1.0", "ok", "success", "succeeded", "done"), F.lit(1.0))
-        .when(word.isin("false", "0", "0.0", "failed", "failure", "error", "partial"), F.lit(0.0))
-        .otherwise(F.lit(None).cast("double"))
+def learnable(told: DataFrame, erased: DataFrame) -> DataFrame:
+    """
+    What events say without what a tombstone or an erasure names: nothing is learnt from what was to be forgotten.
+
+    Args:
+        told: ``gold.learning_told``, or a part of it.
+        erased: ``gold.erasures``.
+    """
+    return without_erased(told, erased, id_column="event_id", person=F.col("person_id"), seq=F.col("seq")).select(
+        *told.columns
     )
 
 
-def learnable(events: DataFrame, erased: DataFrame) -> DataFrame:
-    """
-    The events without those that a tombstone or an erasure names: nothing is learnt from what was to be forgotten.
-
-    Args:
-        events: ``silver.events``, or a part of it.
-        erased: ``gold.erasures``.
-    """
-    return without_erased(
-        events, erased, id_column="event_id", person=name_of_actor(F.col("actor")), seq=F.col("seq")
-    ).select(*events.columns)
-
-
-def of_type(events: DataFrame, *types: str) -> DataFrame:
-    """The events of these types whose payload can be read."""
-    return events.where(F.col("type").isin(*types) & F.col("payload").isNotNull())
+def of_type(told: DataFrame, *types: str) -> DataFrame:
+    """What events of these types say."""
+    return told.where(F.col("type").isin(*types))
 
 
 def within(later: str, earlier: str, seconds: float) -> Column:
@@ -102,54 +74,41 @@ class AsOf:
         return self._facts[place - 1][2]
 
 
-def outcomes(events: DataFrame) -> DataFrame:
+def outcomes(told: DataFrame) -> DataFrame:
     """
     What came of things: one row for each name an outcome can be found by.
 
     Columns: space_id, key, head (null: any), y (0..1), outcome_ts, outcome_seq, outcome_topic, outcome_offset, outcome_id.
-    Executed actions say whether they succeeded, feedback by its kind, clicks that something was worth a click, and
-    ``cognitive.learning.outcome.received`` by its ``outcome``.
     """
-    kind = F.lower(text("kind"))
-    feedback = F.when(kind.isin(*_GOOD_WORDS), 1.0).when(kind.isin(*_BAD_WORDS), 0.0)
-    y = (
-        F.when(F.col("type") == "ACTION_EXECUTED", F.coalesce(truth(text("success")), truth(text("status"))))
-        .when(F.col("type") == "USER_FEEDBACK", feedback)
-        .when(F.col("type") == "RETRIEVAL_CLICK", 1.0)
-        .otherwise(F.coalesce(truth(text("outcome")), number("outcome")))
-    )
-    keys = F.array_distinct(F.array_compact(F.array(F.col("trace_id"), *(text(name) for name in _KEYS))))
     return (
-        of_type(events, *OUTCOME_TYPES)
+        of_type(told, *OUTCOME_TYPES)
+        .where("y is not null")
         .select(
             "space_id",
-            F.explode(keys).alias("key"),
-            F.coalesce(text("head"), text("context.head")).alias("head"),
-            y.cast("double").alias("y"),
+            F.explode("keys").alias("key"),
+            "head",
+            "y",
             F.col("ts").alias("outcome_ts"),
             F.col("seq").alias("outcome_seq"),
             F.col("topic").alias("outcome_topic"),
             F.col("offset").alias("outcome_offset"),
             F.col("event_id").alias("outcome_id"),
         )
-        .where("y is not null and y between 0 and 1")
     )
 
 
-def with_outcome(
-    asked: DataFrame, events: DataFrame, by: Sequence[str], window_s: float, is_meant: Column
-) -> DataFrame:
+def with_outcome(asked: DataFrame, told: DataFrame, by: Sequence[str], window_s: float, is_meant: Column) -> DataFrame:
     """
     Each row of ``asked`` with the first outcome after it, in time and in the log, as ``found``; null where none is known.
 
     Args:
         asked: With ``space_id``, ``ts``, ``seq``, and ``keys``: the names its outcome may be found by.
-        events: ``silver.events``.
+        told: ``gold.learning_told``.
         by: The columns that tell its rows apart.
         window_s: How long after it an outcome counts.
         is_meant: Which outcomes count, by columns of both.
     """
-    came = outcomes(events).withColumnsRenamed({"space_id": "_space", "head": "outcome_head"})
+    came = outcomes(told).withColumnsRenamed({"space_id": "_space", "head": "outcome_head"})
     is_its = (F.col("space_id") == F.col("_space")) & (F.col("_key") == F.col("key"))
     is_later = (F.col("outcome_seq") > F.col("seq")) & within("outcome_ts", "ts", window_s)
     said = ("outcome_ts", "outcome_seq", "y", "outcome_topic", "outcome_offset", "outcome_id")

@@ -72,15 +72,16 @@ def labelled_rows(actions: DataFrame, ranker: DataFrame, predictions: DataFrame)
     return of_actions.unionByName(of_ranker).unionByName(of_heads).where("y is not null")
 
 
-def standing(rows: DataFrame, before: DataFrame, erased: DataFrame, share: float) -> DataFrame:
+def standing(rows: DataFrame, before: DataFrame, erased: DataFrame, share: float, *, rows_min: int = 0) -> DataFrame:
     """
-    Each set and space that has labelled rows, and whether the fit that there is of it ``is_same`` still.
+    Each set and space that has a fit or rows enough for one, and whether the fit that there is of it ``is_same`` still.
 
     Args:
         rows: From ``labelled_rows``.
         before: ``gold.learning_fits`` as the last run left it.
         erased: ``gold.erasures``.
         share: From this share of new rows on it is another.
+        rows_min: With fewer rows there is no fit.
     """
     forgotten = erased.groupBy("space_id").agg(F.max("erased_seq").alias("_erased_seq"))
     known = before.select(*_OF, F.col("rows").alias("_rows"), F.col("last_seq").alias("_last_seq"))
@@ -89,7 +90,8 @@ def standing(rows: DataFrame, before: DataFrame, erased: DataFrame, share: float
         rows.select(*_OF, "seq")
         .join(F.broadcast(known), list(_OF), "left")
         .groupBy(*_OF, "_rows", "_last_seq")
-        .agg(F.count_if(F.col("seq") > F.col("_last_seq")).alias("_fresh"))
+        .agg(F.count_if(F.col("seq") > F.col("_last_seq")).alias("_fresh"), F.count("*").alias("_count"))
+        .where(F.col("_rows").isNotNull() | (F.col("_count") >= rows_min))
         .join(forgotten, "space_id", "left")
         .select(*_OF, F.coalesce(is_same, F.lit(False)).alias("is_same"))
     )
@@ -211,14 +213,17 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
         tables["gold.learning_actions"], tables["gold.learning_ranker"], tables["gold.learning_predictions"]
     )
     before, share = tables[FITS.table], setting(context, "refit_share", REFIT_SHARE)
-    groups, _, near = held(standing(rows, before, tables[ERASURES], share))
-    stale = rows.join(near(groups.where("not is_same").drop("is_same")), list(_OF), "left_semi")
-    chosen = training_rows(stale, tables["gold.learning_drift"], rows_max=setting(context, "rows_max", ROWS_MAX))
-    kept = before.join(groups.where("is_same").drop("is_same"), list(_OF), "left_semi")
-    return {
-        FITS.table: shaped(fits(chosen, settings), FITS).unionByName(kept),
-        HABITS.table: shaped(habits(tables["gold.learning_actions"]), HABITS),
-    }
+    groups, _, near = held(standing(rows, before, tables[ERASURES], share, rows_min=settings.rows_min))
+    found = before.join(groups.where("is_same").drop("is_same"), list(_OF), "left_semi")
+    stale = groups.where("not is_same").drop("is_same")
+    if not stale.isEmpty():  # as mostly it is, and then no row is read again
+        chosen = training_rows(
+            rows.join(near(stale), list(_OF), "left_semi"),
+            tables["gold.learning_drift"],
+            rows_max=setting(context, "rows_max", ROWS_MAX),
+        )
+        found = shaped(fits(chosen, settings), FITS).unionByName(found)
+    return {FITS.table: found, HABITS.table: shaped(habits(tables["gold.learning_actions"]), HABITS)}
 
 
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:

@@ -28,21 +28,11 @@ from tidings.pipeline.jobs.job import (
     whole_days,
 )
 
-from .columns import number, numbers, text
 from .consolidation_memories import ALL_ERASURES, ERASURES
-from .learning_columns import (
-    LEARNING_TOPIC,
-    OUTCOME_TYPES,
-    learnable,
-    of_type,
-    summary_event,
-    time_of,
-    with_outcome,
-)
+from .learning_columns import LEARNING_TOPIC, learnable, summary_event, time_of, with_outcome
+from .learning_told import GATE_TYPES, TOLD
 
-AUDIT_TOPIC: Final = "bus.gate.decisions.audit"
 WINDOW_S: Final = 86_400
-ADMIT_DEFAULT: Final = 0.60
 ROWS_MIN: Final = 20
 _CANDIDATES: Final = tuple(
     round(0.40 + 0.05 * step, 2) for step in range(11)
@@ -82,34 +72,14 @@ PROPOSALS: Final = OutputTable(
 )
 
 
-def decision_rows(events: DataFrame, *, window_s: int = WINDOW_S) -> DataFrame:
+def decision_rows(told: DataFrame, *, window_s: int = WINDOW_S) -> DataFrame:
     """Each audited decision with the first outcome of its request or trace after it; ``y`` is null where none is known."""
-    decided = (
-        of_type(events.where(F.col("topic") == AUDIT_TOPIC), *_types())
-        .select(
-            "space_id",
-            F.to_date("ts").alias("date"),
-            "ts",
-            "seq",
-            F.upper(text("gate_decision.action")).alias("action"),
-            F.coalesce(text("band"), F.lit("")).alias("band"),
-            F.coalesce(text("derived_intents[0].intent"), F.lit("")).alias("intent"),
-            number("gate_decision.priority").alias("priority"),
-            number("trace.load").alias("load"),
-            F.coalesce(number("trace.thresholds.admit"), F.lit(ADMIT_DEFAULT)).alias("admit"),
-            F.array_contains(F.from_json(text("trace.decision_path"), "array<string>"), "action").alias("is_scored"),
-            numbers("trace.features").alias("features"),
-            F.array_distinct(F.array_compact(F.array(text("request_id"), F.col("trace_id")))).alias("keys"),
-        )
-        .where("action is not null")
+    decided = told.where("gate.action is not null").select(
+        *("space_id", "date", "ts", "seq", "gate.*", "features", "keys")
     )
     is_let_in = F.col("action").isin("ADMIT", "BOOST")
-    found = with_outcome(decided, events, ("seq",), window_s, F.lit(True)).withColumn("y", F.col("found.y"))
+    found = with_outcome(decided, told, ("seq",), window_s, F.lit(True)).withColumn("y", F.col("found.y"))
     return found.withColumn("is_regretted", F.when(F.col("y").isNotNull(), is_let_in != (F.col("y") >= 0.5)))
-
-
-def _types() -> tuple[str, ...]:
-    return tuple(f"cognitive.attention.gate.{action}" for action in ("admit", "boost", "defer", "drop"))
 
 
 def distribution(rows: DataFrame) -> DataFrame:
@@ -171,7 +141,7 @@ def proposals(rows: DataFrame, *, rows_min: int = ROWS_MIN) -> DataFrame:
 
 
 def _build_rows(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    known = learnable(tables["silver.events"], tables[ERASURES])
+    known = learnable(tables[TOLD.table], tables[ERASURES])
     rows = decision_rows(known, window_s=setting(context, "gate_window_s", WINDOW_S))
     return {ROWS.table: shaped(rows, ROWS)}
 
@@ -179,7 +149,7 @@ def _build_rows(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping
 def _windows(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "gate_window_s", WINDOW_S)
     return {
-        "silver.events": InputWindow("ts", days_after=whole_days(window_s), types=(*_types(), *OUTCOME_TYPES)),
+        TOLD.table: InputWindow("ts", days_after=whole_days(window_s), types=GATE_TYPES),
         **ALL_ERASURES,
     }
 
@@ -217,7 +187,7 @@ JOBS: Final = (
     Job(
         name="learning_gate_rows",
         about="L7: the gate's decisions, each with what came of it.",
-        reads=("silver.events", ERASURES),
+        reads=(TOLD.table, ERASURES),
         writes=(ROWS,),
         build=_build_rows,
         partitioning=Partitioning(_windows),

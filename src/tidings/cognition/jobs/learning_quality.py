@@ -8,16 +8,20 @@ index. ``gold.bus_health``: lag, retries and dead letters of each group in one r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime, time
 from functools import reduce
 from typing import Any, Final
 
-from pyspark.sql import Column, DataFrame, Window
+import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
+from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
+from tidings.pipeline.schemas import arrow_schema
 
 from .learning_columns import LEARNING_TOPIC, summary_event, time_of
 
@@ -201,98 +205,110 @@ def drift(
     has no width. A day drifts if its index is above ``tau`` or its z-score beyond ``z_max``, and both it and its reference have
     at least ``rows_min`` rows: with fewer, chance alone would raise the alarm.
     """
-    daily = (
-        values.groupBy(*_KEY, "date")
-        .agg(
-            F.count("*").alias("rows"),
-            F.avg("value").alias("mean"),
-            F.var_pop("value").alias("variance"),
-            F.min("value").alias("low"),
-            F.max("value").alias("high"),
-        )
-        # Rounding may take the mean of equal values a hair off them, which would look like a spread.
-        .withColumn("mean", F.least(F.greatest("mean", "low"), "high"))
-    )
-    # Days are put together around each feature's least value: around zero, a large mean would swallow a small spread.
-    moved = F.col("mean") - F.min("low").over(Window.partitionBy(*_KEY))
-    before = Window.partitionBy(*_KEY).orderBy(F.unix_date("date")).rangeBetween(-reference_days, -1)
-    moments = (
-        daily.withColumn("moved", moved)
-        .withColumns(
-            {
-                "deviation": F.sqrt("variance"),
-                "reference_rows": F.sum("rows").over(before),
-                "reference_total": F.sum(F.col("rows") * F.col("moved")).over(before),
-                "reference_squares": F.sum(F.col("rows") * (F.col("variance") + F.col("moved") * F.col("moved"))).over(
-                    before
-                ),
-                "reference_low": F.min("low").over(before),
-                "reference_high": F.max("high").over(before),
-            }
-        )
-        .withColumn("reference_moved", F.col("reference_total") / F.col("reference_rows"))
-        .withColumns(
-            {
-                "reference_mean": F.col("mean") - F.col("moved") + F.col("reference_moved"),
-                "reference_deviation": F.sqrt(
-                    F.greatest(
-                        F.lit(0.0),
-                        F.col("reference_squares") / F.col("reference_rows")
-                        - F.col("reference_moved") * F.col("reference_moved"),
-                    )
-                ),
-            }
-        )
-    )
-    z = F.when(
-        F.col("reference_deviation") > 0,
-        (F.col("mean") - F.col("reference_mean")) / (F.col("reference_deviation") / F.sqrt("rows")),
-    )
-    is_enough = (F.col("rows") >= rows_min) & (F.col("reference_rows") >= rows_min)
-    is_off = F.coalesce(F.col("psi") > tau, F.lit(False)) | F.coalesce(F.abs("z") > z_max, F.lit(False))
-    return (
-        moments.withColumn("z", z)
-        .join(_stability(values, moments, reference_days, bins), [*_KEY, "date"], "left")
-        .withColumn("is_drifted", F.coalesce(is_enough, F.lit(False)) & is_off)
-    )
+    # Each feature's days are compared in one place: so the values are moved once.
+    compare = _day_by_day(reference_days, bins, tau, z_max, rows_min)
+    return values.select(*_KEY, "date", "value").groupBy("space_id").applyInArrow(compare, DRIFT_OUTPUT.schema)
 
 
-def _stability(values: DataFrame, days: DataFrame, reference_days: int, bins: int) -> DataFrame:
-    """
-    The index of each day: a value counts for its own day, and as reference for those that follow.
+def _day_by_day(reference_days: int, bins: int, tau: float, z_max: float, rows_min: int) -> Callable[[Any], Any]:
+    """Of the values of one space: each feature and day against the days before it."""
 
-    Each day is told the bounds of the days that its values count for, so that a value meets its day once and not each of them.
-    """
-    following = Window.partitionBy(*_KEY).orderBy(F.unix_date("date")).rangeBetween(0, reference_days)
-    bounds = F.struct("date", "reference_low", "reference_high", F.col("rows").alias("_rows"), "reference_rows")
-    counts_for = F.filter(F.collect_list(bounds).over(following), lambda each: each["reference_rows"].isNotNull())
-    width = F.col("reference_high") - F.col("reference_low")
-    place = (
-        F.when(
-            width > 0,
-            # Held within the bins before it becomes a whole number: far outside, that would overflow.
-            F.floor(
-                F.least(
-                    F.lit(bins - 1.0),
-                    F.greatest(F.lit(0.0), (F.col("value") - F.col("reference_low")) / width * bins),
+    def compare(table: Any) -> Any:
+        rows: list[dict[str, Any]] = []
+        if table.num_rows:
+            table = table.sort_by([(name, "ascending") for name in ("set_name", "feature", "date")])
+            values = table["value"].to_numpy()
+            days = table["date"].cast(pa.int32()).to_numpy()
+            keys = [table[name].combine_chunks().dictionary_encode() for name in ("set_name", "feature")]
+            codes = [each.indices.to_numpy() for each in keys]
+            begins = _changes(*codes)
+            for first, last in zip(begins, [*begins[1:], len(values)], strict=True):
+                names = dict(zip(("set_name", "feature"), (each[int(first)].as_py() for each in keys), strict=True))
+                compared = _feature_days(
+                    values[first:last], days[first:last], reference_days, bins, tau, z_max, rows_min
                 )
-            ).cast("int"),
-        )
-        .when(F.col("value") < F.col("reference_low"), 0)
-        .when(F.col("value") > F.col("reference_high"), bins - 1)
-        .otherwise(bins // 2)
-    )
-    counted = (
-        values.join(days.select(*_KEY, "date", counts_for.alias("_counts_for")), [*_KEY, "date"])
-        .select(*_KEY, "value", F.col("date").alias("_own"), F.inline("_counts_for"))
-        .groupBy(*_KEY, "date", "_rows", "reference_rows", place.alias("place"))
-        .agg(
-            F.count_if(F.col("_own") == F.col("date")).alias("a"), F.count_if(F.col("_own") < F.col("date")).alias("e")
-        )
-    )
-    a = F.greatest(F.col("a") / F.col("_rows"), F.lit(SHARE_FLOOR))
-    e = F.greatest(F.col("e") / F.col("reference_rows"), F.lit(SHARE_FLOOR))
-    return counted.groupBy(*_KEY, "date").agg(F.sum((a - e) * F.log(a / e)).alias("psi"))
+                rows += [{"space_id": table["space_id"][0].as_py(), **names, **each} for each in compared]
+        return pa.Table.from_pylist(rows, schema=arrow_schema(DRIFT_OUTPUT.schema))
+
+    return compare
+
+
+def _changes(*columns: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    """The places at which sorted columns begin to have other values."""
+    is_other = np.zeros(len(columns[0]), dtype=bool)
+    is_other[0] = True
+    for column in columns:
+        is_other[1:] |= column[1:] != column[:-1]
+    return np.flatnonzero(is_other)
+
+
+def _feature_days(
+    values: np.ndarray[Any, Any],
+    days: np.ndarray[Any, Any],
+    reference_days: int,
+    bins: int,
+    tau: float,
+    z_max: float,
+    rows_min: int,
+) -> Iterator[dict[str, Any]]:
+    """The days of one feature, whose values come in the order of days."""
+    begins = _changes(days)
+    ends = np.append(begins[1:], len(values))
+    of_day = days[begins]
+    counts = ends - begins
+    lows, highs = np.minimum.reduceat(values, begins), np.maximum.reduceat(values, begins)
+    # Rounding may take the mean of equal values a hair off them, which would look like a spread.
+    means = np.clip(np.add.reduceat(values, begins) / counts, lows, highs)
+    variances = np.add.reduceat((values - np.repeat(means, counts)) ** 2, begins) / counts
+    # Days are put together around the feature's least value: around zero, a large mean would swallow a small spread.
+    moved = means - lows.min()
+    befores = np.searchsorted(of_day, of_day - reference_days)
+    for at, before in enumerate(befores):
+        row: dict[str, Any] = dict.fromkeys(("reference_rows", "reference_mean", "reference_deviation", "z", "psi"))
+        if before < at:
+            known = slice(before, at)
+            total = int(counts[known].sum())
+            mean = (counts[known] * moved[known]).sum() / total
+            squares = (counts[known] * (variances[known] + moved[known] ** 2)).sum() / total
+            deviation = math.sqrt(max(0.0, squares - mean**2))
+            low, high = lows[known].min(), highs[known].max()
+            row |= {
+                "reference_rows": total,
+                "reference_mean": means[at] - moved[at] + mean,
+                "reference_deviation": deviation,
+                "psi": _stability(
+                    _places(values[begins[at] : ends[at]], low, high, bins) / counts[at],
+                    _places(values[begins[before] : begins[at]], low, high, bins) / total,
+                ),
+            }
+            if deviation > 0:
+                row["z"] = (means[at] - row["reference_mean"]) / (deviation / math.sqrt(counts[at]))
+        is_enough = min(int(counts[at]), row["reference_rows"] or 0) >= rows_min and row["psi"] is not None
+        is_off = is_enough and (row["psi"] > tau or (row["z"] is not None and abs(row["z"]) > z_max))
+        yield {
+            "date": int(of_day[at]),
+            "rows": int(counts[at]),
+            "mean": means[at],
+            "deviation": math.sqrt(variances[at]),
+            **row,
+            "is_drifted": bool(is_off),
+        }
+
+
+def _places(values: np.ndarray[Any, Any], low: float, high: float, bins: int) -> np.ndarray[Any, Any]:
+    """How many values are in each part of low..high: ``learning_math.bin_of``, of all of them at once."""
+    if high > low:
+        # Held within the bins before it becomes a whole number: far outside, that would overflow.
+        place = np.floor(np.clip((values - low) / (high - low) * bins, 0, bins - 1)).astype(np.int64)
+    else:
+        place = np.where(values < low, 0, np.where(values > high, bins - 1, bins // 2))
+    return np.bincount(place, minlength=bins)
+
+
+def _stability(a: np.ndarray[Any, Any], e: np.ndarray[Any, Any]) -> float:
+    """The population stability index of shares against those of the reference."""
+    a, e = np.maximum(a, SHARE_FLOOR), np.maximum(e, SHARE_FLOOR)
+    return float(((a - e) * np.log(a / e)).sum())
 
 
 def _build_drift(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:

@@ -29,15 +29,14 @@ from tidings.pipeline.jobs.job import (
     whole_days,
 )
 
-from .columns import finite, finite_members, number, numbers, text
 from .consolidation_memories import ALL_ERASURES, ERASURES
-from .learning_columns import OUTCOME_TYPES, AsOf, learnable, of_type, truth, with_outcome
+from .learning_columns import AsOf, learnable, of_type, with_outcome
 from .learning_math import PROBABILITY_FLOOR
+from .learning_told import ACTIONS_TYPES, PREDICTIONS_TYPES, RANKER_TYPES, TOLD
 
 ACTIONS_WINDOW_S: Final = 3600
 LOOKBACK_S: Final = 3600
 REPORT_LOOKBACK_S: Final = 172_800
-_ACTIONS_TYPES: Final = ("ACTION_DECISION", "ACTION_EXECUTED", "AFFECT_ANNOTATED", "AFFECT_UPDATE", "METACOG_REPORT")
 _OWN_FEATURES: Final = ("bias", "confidence", "risk", "margin", "arousal", "valence", "surprise")
 ACTIONS_OUTPUT: Final = OutputTable(
     table="gold.learning_actions",
@@ -52,7 +51,7 @@ ACTIONS_OUTPUT: Final = OutputTable(
 
 
 def action_rows(
-    events: DataFrame,
+    told: DataFrame,
     *,
     window_s: int = ACTIONS_WINDOW_S,
     lookback_s: int = LOOKBACK_S,
@@ -65,29 +64,18 @@ def action_rows(
     was within the window. A partial success is no success.
 
     Args:
-        events: ``silver.events``.
+        told: ``gold.learning_told``.
         window_s: How long after a decision its outcome counts.
         lookback_s: How old affect may be.
         report_lookback_s: How old a self-assessment may be; these come a few a day.
     """
-    kind = F.col("type")
-    is_decision, is_done = kind == "ACTION_DECISION", kind == "ACTION_EXECUTED"
-    told = of_type(events, *_ACTIONS_TYPES).select(
+    said = of_type(told, *ACTIONS_TYPES).select(
         F.col("event_id").alias("row_id"),
-        *("space_id", "ts", "seq", "offset", "topic", kind),
-        F.when(is_decision, F.array(F.coalesce(text("action_id"), text("plan_id"))))
-        .when(is_done, F.array_distinct(F.array(text("action_id"), text("plan_id"))))
-        .alias("keys"),
-        F.coalesce(text("selected_action.name"), text("action")).alias("action"),
-        number("confidence").alias("confidence"),
-        F.element_at(F.create_map(*_risks()), F.upper(text("risk_level"))).alias("risk"),
-        _best_alternative().alias("best_alternative"),
-        F.when(is_decision, numbers("features")).alias("given"),
-        F.when(is_done, F.coalesce(truth(text("success")), truth(text("status")), F.lit(0.0))).alias("y"),
-        F.coalesce(text("status"), text("success")).alias("status"),
-        *(number(name).alias(name) for name in ("latency_ms", "arousal", "valence", "surprise", "brier")),
+        *("space_id", "ts", "seq", "offset", "topic", "type", "plans"),
+        *("action", "confidence", "risk", "best_alternative", F.col("features").alias("given")),
+        *(F.coalesce("y", F.lit(0.0)).alias("y"), "status", "latency_ms", "arousal", "valence", "surprise", "brier"),
     )
-    known = told.groupBy("space_id").applyInArrow(_known_then(window_s, lookback_s, report_lookback_s), _KNOWN)
+    known = said.groupBy("space_id").applyInArrow(_known_then(window_s, lookback_s, report_lookback_s), _KNOWN)
     return _with_features(known)
 
 
@@ -115,7 +103,7 @@ def _known_then(window_s: int, lookback_s: int, report_lookback_s: int) -> Calla
 
     def match(table: Any) -> Any:
         order = sorted(range(table.num_rows), key=table["seq"].to_pylist().__getitem__)
-        kinds, keys = table["type"].to_pylist(), table["keys"].to_pylist()
+        kinds, keys = table["type"].to_pylist(), table["plans"].to_pylist()
         times = [micros / 1e6 for micros in table["ts"].cast(pa.int64()).to_pylist()]
         facts = {"affect": AsOf(lookback_s), "report": AsOf(report_lookback_s)}
         waiting: dict[str, list[tuple[float, int]]] = {}
@@ -189,20 +177,9 @@ def _with_features(rows: DataFrame) -> DataFrame:
     )
 
 
-def _risks() -> list[Column]:
-    return [
-        part for word, risk in (("LOW", 0.0), ("MEDIUM", 0.5), ("HIGH", 1.0)) for part in (F.lit(word), F.lit(risk))
-    ]
-
-
-def _best_alternative() -> Column:
-    alternatives = F.from_json(text("alternatives"), "array<struct<name:string,score:string>>")
-    return F.array_max(F.transform(alternatives, lambda other: finite(other["score"])))
-
-
 def _build_actions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     rows = action_rows(
-        learnable(tables["silver.events"], tables[ERASURES]),
+        learnable(tables[TOLD.table], tables[ERASURES]),
         window_s=setting(context, "action_window_s", ACTIONS_WINDOW_S),
         lookback_s=setting(context, "lookback_s", LOOKBACK_S),
         report_lookback_s=setting(context, "report_lookback_s", REPORT_LOOKBACK_S),
@@ -214,8 +191,8 @@ def _windows_actions(context: JobContext) -> Mapping[str, InputWindow]:
     known_s = max(setting(context, "lookback_s", LOOKBACK_S), setting(context, "report_lookback_s", REPORT_LOOKBACK_S))
     window_s = setting(context, "action_window_s", ACTIONS_WINDOW_S)
     return {
-        "silver.events": InputWindow(
-            "ts", days_before=whole_days(known_s), days_after=whole_days(window_s), types=_ACTIONS_TYPES
+        TOLD.table: InputWindow(
+            "ts", days_before=whole_days(known_s), days_after=whole_days(window_s), types=ACTIONS_TYPES
         ),
         **ALL_ERASURES,
     }
@@ -225,7 +202,7 @@ LEARNING_ACTIONS_JOBS: Final = (
     Job(
         name="learning_actions",
         about="L1: decisions with what was known then and what came of them.",
-        reads=("silver.events", ERASURES),
+        reads=(TOLD.table, ERASURES),
         writes=(ACTIONS_OUTPUT,),
         build=_build_actions,
         partitioning=Partitioning(_windows_actions),
@@ -236,8 +213,6 @@ LEARNING_ACTIONS_JOBS: Final = (
 CLICK_WINDOW_S: Final = 3600
 NEGATIVES_PER_POSITIVE: Final = 4
 NEGATIVES_MIN: Final = 2
-SHOWN_MAX: Final = 200
-_RANKER_TYPES: Final = ("RETRIEVAL_IMPRESSION", "RETRIEVAL_CLICK")
 ROWS: Final = OutputTable(
     table="gold.learning_ranker",
     schema=(
@@ -257,24 +232,19 @@ IMPRESSIONS: Final = OutputTable(
 )
 
 
-def shown_lists(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) -> DataFrame:
+def shown_lists(told: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) -> DataFrame:
     """
     Every list of results with its ``documents``. Only a click after the impression, in time and in the log, counts.
 
-    Of a list no more than ``top_k`` documents (and never more than 200) were on show; of a document listed twice the first
-    place counts.
+    Of a document listed twice the first place counts.
     """
-    item = "struct<doc_id:string,score:string,features:map<string,string>>"
-    limit = F.least(F.coalesce(number("top_k").try_cast("int"), F.lit(SHOWN_MAX)), F.lit(SHOWN_MAX))
-    query = ("space_id", text("query_id").alias("query_id"))
-    lists = of_type(events, "RETRIEVAL_IMPRESSION").select(
-        *(F.col("event_id").alias("impression_id"), F.to_date("ts").alias("date"), "ts", "seq", "topic", "offset"),
-        *query,
-        F.slice(F.from_json(text("ranked"), f"array<{item}>"), 1, F.greatest(limit, F.lit(0))).alias("items"),
+    lists = of_type(told, "RETRIEVAL_IMPRESSION").select(
+        *(F.col("event_id").alias("impression_id"), "date", "ts", "seq", "topic", "offset", "space_id", "query_id"),
+        F.col("documents").alias("items"),
     )
     clicks = (
-        of_type(events, "RETRIEVAL_CLICK")
-        .select(*query, F.struct("seq", text("doc_id").alias("doc_id"), F.unix_micros("ts").alias("us")).alias("click"))
+        of_type(told, "RETRIEVAL_CLICK")
+        .select("space_id", "query_id", F.struct("seq", "doc_id", F.unix_micros("ts").alias("us")).alias("click"))
         .groupBy("space_id", "query_id")
         .agg(F.collect_list("click").alias("clicks"))
     )
@@ -295,7 +265,7 @@ def shown_lists(events: DataFrame, *, click_window_s: int = CLICK_WINDOW_S) -> D
         lambda each, place: F.struct(
             each["doc_id"].alias("doc_id"),
             place.alias("position"),
-            finite(each["score"]).alias("score"),
+            each["score"].alias("score"),
             each["features"].alias("given"),
             click_seq(each["doc_id"]).alias("click_seq"),
         ),
@@ -334,7 +304,7 @@ def ranker_rows(
     )
     kept = F.least(F.size("_others"), F.greatest(F.lit(negatives_min), F.size("clicked") * per_positive))
     sampled = F.transform(F.slice(by_chance, 1, F.col("_kept")), lambda each: each["document"])
-    given = F.map_filter(finite_members(F.col("given")), lambda name, _: ~name.isin("bias", "score", "position"))
+    given = F.map_filter("given", lambda name, _: ~name.isin("bias", "score", "position"))
     own = F.create_map(
         F.lit("bias"), F.lit(1.0), F.lit("score"), F.coalesce(F.col("score"), F.lit(0.0)), F.lit("position"), _decay()
     )
@@ -376,7 +346,7 @@ def _decay() -> Column:
 def _build_ranker(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     # Both tables are made of it.
     lists = shown_lists(
-        learnable(tables["silver.events"], tables[ERASURES]),
+        learnable(tables[TOLD.table], tables[ERASURES]),
         click_window_s=setting(context, "click_window_s", CLICK_WINDOW_S),
     ).localCheckpoint(eager=False)
     rows = ranker_rows(
@@ -389,14 +359,14 @@ def _build_ranker(tables: Mapping[str, DataFrame], context: JobContext) -> Mappi
 
 def _windows_ranker(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "click_window_s", CLICK_WINDOW_S)
-    return {"silver.events": InputWindow("ts", days_after=whole_days(window_s), types=_RANKER_TYPES), **ALL_ERASURES}
+    return {TOLD.table: InputWindow("ts", days_after=whole_days(window_s), types=RANKER_TYPES), **ALL_ERASURES}
 
 
 LEARNING_RANKER_JOBS: Final = (
     Job(
         name="learning_ranker",
         about="L2: documents shown, clicked or not, with sampled negatives.",
-        reads=("silver.events", ERASURES),
+        reads=(TOLD.table, ERASURES),
         writes=(ROWS, IMPRESSIONS),
         build=_build_ranker,
         partitioning=Partitioning(_windows_ranker),
@@ -405,7 +375,6 @@ LEARNING_RANKER_JOBS: Final = (
 
 
 PREDICTIONS_WINDOW_S: Final = 86_400
-_KEYS: Final = ("prediction_id", "action_id", "plan_id", "query_id", "request_id")
 PREDICTIONS_OUTPUT: Final = OutputTable(
     table="gold.learning_predictions",
     schema=(
@@ -417,41 +386,24 @@ PREDICTIONS_OUTPUT: Final = OutputTable(
 )
 
 
-def prediction_rows(events: DataFrame, *, window_s: int = PREDICTIONS_WINDOW_S) -> DataFrame:
+def prediction_rows(told: DataFrame, *, window_s: int = PREDICTIONS_WINDOW_S) -> DataFrame:
     """
     Calibration rows.
 
-    ``p`` is the head's value, where that is a probability; rows whose value is outside 0..1 are left out. ``z`` is the score
-    that was given with it, otherwise the logit of ``p``.
+    ``p`` is the head's value, where that is a probability; other heads are left out. ``z`` is the score that was given with it,
+    otherwise the logit of ``p``.
 
     Args:
-        events: ``silver.events``.
+        told: ``gold.learning_told``.
         window_s: How long after a prediction its outcome counts.
     """
-    heads = F.from_json(text("heads"), "map<string,struct<value:string,z:string>>")
-    said = (
-        of_type(events, "CORTEX_PREDICTION")
-        .select(
-            "event_id",
-            "space_id",
-            F.to_date("ts").alias("date"),
-            "ts",
-            "seq",
-            "topic",
-            "offset",
-            F.array_distinct(F.array_compact(F.array("event_id", "trace_id", *(text(name) for name in _KEYS)))).alias(
-                "keys"
-            ),
-            numbers("features").alias("features"),
-            F.explode(heads).alias("head", "said"),
-        )
-        .withColumns({"p": finite(F.col("said.value")), "_z": finite(F.col("said.z"))})
-        .where("p between 0 and 1")
+    said = of_type(told, "CORTEX_PREDICTION").select(
+        *("event_id", "space_id", "date", "ts", "seq", "topic", "offset", "keys", "features", F.inline("heads"))
     )
     held = F.least(F.greatest(F.col("p"), F.lit(PROBABILITY_FLOOR)), F.lit(1 - PROBABILITY_FLOOR))
-    said = said.withColumn("z", F.coalesce("_z", F.log(held / (1 - held)))).drop("said", "_z")
+    said = said.withColumn("z", F.coalesce("z", F.log(held / (1 - held))))
     is_of_head = F.col("outcome_head").isNull() | (F.col("outcome_head") == F.col("head"))
-    return with_outcome(said, events, ("seq", "head"), window_s, is_of_head).select(
+    return with_outcome(said, told, ("seq", "head"), window_s, is_of_head).select(
         F.concat_ws(":", "event_id", "head").alias("row_id"),
         "space_id",
         "date",
@@ -473,7 +425,7 @@ def prediction_rows(events: DataFrame, *, window_s: int = PREDICTIONS_WINDOW_S) 
 
 def _build_predictions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     rows = prediction_rows(
-        learnable(tables["silver.events"], tables[ERASURES]),
+        learnable(tables[TOLD.table], tables[ERASURES]),
         window_s=setting(context, "prediction_window_s", PREDICTIONS_WINDOW_S),
     )
     return {PREDICTIONS_OUTPUT.table: shaped(rows, PREDICTIONS_OUTPUT)}
@@ -482,9 +434,7 @@ def _build_predictions(tables: Mapping[str, DataFrame], context: JobContext) -> 
 def _windows_predictions(context: JobContext) -> Mapping[str, InputWindow]:
     window_s = setting(context, "prediction_window_s", PREDICTIONS_WINDOW_S)
     return {
-        "silver.events": InputWindow(
-            "ts", days_after=whole_days(window_s), types=("CORTEX_PREDICTION", *OUTCOME_TYPES)
-        ),
+        TOLD.table: InputWindow("ts", days_after=whole_days(window_s), types=PREDICTIONS_TYPES),
         **ALL_ERASURES,
     }
 
@@ -493,7 +443,7 @@ LEARNING_PREDICTIONS_JOBS: Final = (
     Job(
         name="learning_predictions",
         about="L3: what heads predicted against what came of it.",
-        reads=("silver.events", ERASURES),
+        reads=(TOLD.table, ERASURES),
         writes=(PREDICTIONS_OUTPUT,),
         build=_build_predictions,
         partitioning=Partitioning(_windows_predictions),

@@ -15,6 +15,7 @@ from . import (
     learning_gate,
     learning_quality,
     learning_rows,
+    learning_told,
     temporal_candidates,
     temporal_features,
     temporal_index,
@@ -24,7 +25,7 @@ JOBS: Final[tuple[Job, ...]] = tuple(
     job
     for module in (
         *(consolidation_duplicates, consolidation_memories, consolidation_retention, consolidation_rollups),
-        *(learning_fit, learning_gate, learning_quality, learning_rows),
+        *(learning_fit, learning_gate, learning_quality, learning_rows, learning_told),
         *(temporal_candidates, temporal_features, temporal_index),
     )
     for job in module.JOBS

@@ -306,10 +306,14 @@ def _reason() -> Column:
 
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    requests, count, near = held(requests_of(tables["silver.events"], context), few=_REQUESTS_FEW)
-    # Mostly nobody asks: then nothing is looked through for an answer.
-    features, scores = (tables[table] if count else tables[table].limit(0) for table in (FEATURES, RECENCY))
-    return {REQUESTS: requests, CANDIDATES: candidates_of(requests, features, scores, near)}
+    events = tables["silver.events"]
+    # Mostly nobody asks: then nothing is worked out or looked through.
+    if events.where((F.col("topic") == TEMPORAL_TOPIC) & (F.col("type") == _REQUEST)).isEmpty():
+        spark = events.sparkSession
+        schemas = {REQUESTS: _REQUESTS_SCHEMA, CANDIDATES: _CANDIDATES_SCHEMA}
+        return {table: spark.createDataFrame([], schema) for table, schema in schemas.items()}
+    requests, _, near = held(requests_of(events, context), few=_REQUESTS_FEW)
+    return {REQUESTS: requests, CANDIDATES: candidates_of(requests, tables[FEATURES], tables[RECENCY], near)}
 
 
 def _recent(context: JobContext) -> Mapping[str, InputWindow]:

@@ -4,6 +4,7 @@ What moments look like on a clock and a calendar: features (T2), recency (T3) an
 Hours and weekdays are points on circles, so that 23:00 and 01:00 are near. The clock is the one on the wall: a zone that
 nobody knows counts as UTC, and the row says so.
 
+``gold.temporal_days`` counts moments by person, day and hour, so that what recurs is found without going through all of them.
 ``gold.temporal_patterns`` says for each space and each person at which hours and on which weekdays things happen, how
 strongly hours recur (``circadian_score``, 1 minus the entropy of the hours) and whether weeks do (``weekly_periodicity``, the
 autocorrelation of daily counts at seven days).
@@ -21,6 +22,7 @@ from pyspark.sql import functions as F
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, whole_days
+from tidings.pipeline.schemas import columns_of
 
 from .columns import as_of, hours_between, iso, recency, summaries, wall_clock
 from .temporal_index import INDEX, TEMPORAL_TOPIC
@@ -170,6 +172,7 @@ TEMPORAL_FEATURES_JOBS: Final = (
 )
 
 
+DAYS: Final = "gold.temporal_days"
 PATTERNS: Final = "gold.temporal_patterns"
 _WEEKLY_MIN: Final = 0.3
 _WEEKDAYS: Final = ("monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday")
@@ -180,6 +183,10 @@ _SCHEMA: Final = (
     "space_id string, scope string, person_id string, total bigint, hour_hist array<bigint>, dow_hist array<bigint>, "
     "hour_peak int, dow_peak int, circadian_score double, weekly_periodicity double, has_weekly_cycle boolean, "
     "suggestions array<string>, first_ts timestamp, last_ts timestamp"
+)
+_DAYS_SCHEMA: Final = (
+    "date date, space_id string, person_id string, local_date date, moments bigint, hours array<bigint>, "
+    "first_ts timestamp, last_ts timestamp"
 )
 
 
@@ -215,12 +222,23 @@ def weekly_periodicity() -> Column:
     return F.when(spread > 0, F.abs(covariance / (spread / n))).otherwise(F.lit(0.0))
 
 
-def patterns_of(features: DataFrame, weekly_min: float = _WEEKLY_MIN) -> DataFrame:
+def days_of(features: DataFrame) -> DataFrame:
+    """How many moments each person had on each day of their own, in all and by hour, in the shape of ``gold.temporal_days``."""
+    hours = ", ".join(f"count_if(floor(hod) = {at})" for at in range(24))
+    return features.groupBy("date", "space_id", "person_id", "local_date").agg(
+        F.count("*").alias("moments"),
+        F.expr(f"array({hours})").alias("hours"),
+        F.min("ts").alias("first_ts"),
+        F.max("ts").alias("last_ts"),
+    )
+
+
+def patterns_of(days: DataFrame, weekly_min: float = _WEEKLY_MIN) -> DataFrame:
     """
     The patterns of each space as a whole (``scope`` is ``space``) and of each person in it (``person``).
 
     Args:
-        features: ``gold.temporal_features``.
+        days: ``gold.temporal_days``.
         weekly_min: From this periodicity on there is a weekly cycle.
     """
     scopes = (("space", F.lit("")), ("person", F.col("person_id")))
@@ -228,21 +246,19 @@ def patterns_of(features: DataFrame, weekly_min: float = _WEEKLY_MIN) -> DataFra
     hours = [f"_hour{at}" for at in range(24)]
     of_key = Window.partitionBy(*_KEY).orderBy("day")
     all_days = of_key.rowsBetween(Window.unboundedPreceding, Window.unboundedFollowing)
-    # Of each person first: a space is all of them together.
-    of_people = features.groupBy(
-        "space_id", "person_id", F.datediff("local_date", F.lit(_A_MONDAY).cast("date")).alias("day")
-    ).agg(
-        F.count("*").alias("x"),
-        *(F.count_if(F.floor("hod") == at).alias(name) for at, name in enumerate(hours)),
-        F.min("ts").alias("first_ts"),
-        F.max("ts").alias("last_ts"),
-    )
     daily = (
-        of_people.select("*", F.inline(F.array(*named)))
+        days.select(
+            "*",
+            F.datediff("local_date", F.lit(_A_MONDAY).cast("date")).alias("day"),
+            F.inline(F.array(*named)),
+        )
         .where("_person is not null")
+        # All that follows goes by space and person: so the rows are moved once.
+        .repartition(*_KEY)
         .groupBy(*_KEY, "day")
         .agg(
-            *(F.sum(name).alias(name) for name in ("x", *hours)),
+            F.sum("moments").alias("x"),
+            *(F.expr(f"sum(hours[{at}])").alias(name) for at, name in enumerate(hours)),
             F.min("first_ts").alias("first_ts"),
             F.max("last_ts").alias("last_ts"),
         )
@@ -254,14 +270,13 @@ def patterns_of(features: DataFrame, weekly_min: float = _WEEKLY_MIN) -> DataFra
             }
         )
     )
+    weekdays = [f"sum(if(pmod(day, 7) = {at}, x, 0))" for at in range(7)]
     found = (
         daily.groupBy(*_KEY)
         .agg(
             F.sum("x").alias("total"),
-            F.array(*map(F.sum, hours)).alias("hour_hist"),
-            F.array(*(F.sum(F.when(F.pmod("day", F.lit(7)) == at, F.col("x")).otherwise(0)) for at in range(7))).alias(
-                "dow_hist"
-            ),
+            F.expr(f"array({', '.join(f'sum({name})' for name in hours)})").alias("hour_hist"),
+            F.expr(f"array({', '.join(weekdays)})").alias("dow_hist"),
             F.min("first_ts").alias("first_ts"),
             F.max("last_ts").alias("last_ts"),
             weekly_periodicity().alias("weekly_periodicity"),
@@ -292,8 +307,12 @@ def _peak(histogram: str) -> Column:
     return (F.array_position(F.col(histogram), F.array_max(histogram)) - 1).cast("int")
 
 
+def _build_days(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    return {DAYS: days_of(tables[FEATURES]).select(*(name for name, _ in columns_of(_DAYS_SCHEMA)))}
+
+
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    return {PATTERNS: patterns_of(tables[FEATURES], setting(context, "weekly_min", _WEEKLY_MIN))}
+    return {PATTERNS: patterns_of(tables[DAYS], setting(context, "weekly_min", _WEEKLY_MIN))}
 
 
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
@@ -303,9 +322,21 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
 
 TEMPORAL_PATTERNS_JOBS: Final = (
     Job(
+        name="temporal_days",
+        about="Counts the moments of each person by day and hour (for T4).",
+        reads=(FEATURES,),
+        writes=(
+            OutputTable(
+                DAYS, _DAYS_SCHEMA, "One person on one day of their own: how many moments, and in which hours."
+            ),
+        ),
+        build=_build_days,
+        partitioning=Partitioning(lambda _: {FEATURES: InputWindow("date")}),
+    ),
+    Job(
         name="temporal_patterns",
         about="Finds what recurs by hour and weekday, and publishes it on topic temporal (T4).",
-        reads=(FEATURES,),
+        reads=(DAYS,),
         writes=(OutputTable(PATTERNS, _SCHEMA, "What recurs in a space, or with one person in it."),),
         build=_build,
         summarise=_summarise,

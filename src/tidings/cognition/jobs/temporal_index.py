@@ -2,7 +2,7 @@
 The time index (T1), and what has to leave it (T6).
 
 ``gold.temporal_told``: which moment each event tells of. An event may name another time than its own in its payload; stored
-once, that time can be looked up, so that an hour of the index is rebuilt without searching every payload of the log.
+once, by the day of that time, it can be looked up, so that a day of the index is rebuilt without searching every payload of the log.
 
 ``gold.temporal_index``: one row a moment and granularity, in the bucket of its UTC time and its space.
 
@@ -19,6 +19,7 @@ from pyspark.sql import functions as F
 
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
+from tidings.pipeline.schemas import columns_of
 
 from .columns import as_of, digest, held, instant, iso, name_of_actor, offset_in, summaries, text, texts, usable
 from .consolidation_memories import ALL_ERASURES, ERASURES, without_erased
@@ -26,9 +27,10 @@ from .consolidation_memories import ALL_ERASURES, ERASURES, without_erased
 TEMPORAL_TOPIC: Final = "temporal"
 TOLD: Final = "gold.temporal_told"
 _SCHEMA: Final = (
-    "space_id string, event_id string, named_id string, ts timestamp, tz string, person_id string, tags array<string>, "
-    "seq bigint, trace_id string, is_hippo boolean, is_temporal boolean"
+    "space_id string, event_id string, named_id string, ts timestamp, date date, tz string, person_id string, "
+    "tags array<string>, seq bigint, trace_id string, is_hippo boolean, is_temporal boolean"
 )
+_COLUMNS: Final = tuple(name for name, _ in columns_of(_SCHEMA))
 
 
 def moments_told(events: DataFrame, context: JobContext) -> DataFrame:
@@ -64,11 +66,12 @@ def moments_told(events: DataFrame, context: JobContext) -> DataFrame:
             (F.col("topic") == TEMPORAL_TOPIC).alias("is_temporal"),
         )
         .where(F.col("ts").isNotNull() & F.col("space_id").isNotNull() & F.col("event_id").isNotNull())
+        .withColumn("date", F.to_date("ts"))
     )
 
 
 def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    return {TOLD: moments_told(tables["silver.events"], context)}
+    return {TOLD: moments_told(tables["silver.events"], context).select(*_COLUMNS)}
 
 
 TEMPORAL_TOLD_JOBS: Final = (
@@ -196,11 +199,10 @@ def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
     ttl = setting(context, "ttl_days", _TTL_DAYS, above=0)
     days = setting(context, "deletions_days", _DELETIONS_DAYS, above=0)
     # Only moments that expired of late, or that an erasure may name, are put together again.
-    # Said of the column as it is stored, so that files without such a moment are passed over.
-    of_late = (F.col("ts") <= now - F.expr(f"INTERVAL '{ttl}' DAY")) & (
-        F.col("ts") > now - F.expr(f"INTERVAL '{ttl + days}' DAY")
-    )
-    gone_or_named = told.where(of_late)
+    begin, end = (now - F.expr(f"INTERVAL '{each}' DAY") for each in (ttl + days, ttl))
+    of_late = (F.col("ts") > begin) & (F.col("ts") <= end)
+    # Said of the days that files are stored by too, so that the others are not even opened.
+    gone_or_named = told.where(of_late & F.col("date").between(F.to_date(begin), F.to_date(end)))
     if not tables[ERASURES].isEmpty():
         names = F.array_compact(F.array("event_id", "named_id", "person_id"))
         hit = (
@@ -211,9 +213,36 @@ def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
         )
         gone_or_named = told.join(hit, ["space_id", "ts"], "left").where(F.col("_hit") | of_late).drop("_hit")
     chosen, count, near = held(gone_or_named)
-    found = moments(chosen if count else told.limit(0), context)
+    # An index that was not made for long holds what is past its life.
+    left = index.where((F.col("expires_at") <= now) & ~of_late).select(
+        *_ROW,
+        F.lit("expired").alias("reason"),
+        F.lit(None).cast("string").alias("erased_by"),
+        F.col("expires_at").alias("gone_at"),
+        F.lit(True).alias("is_in_index"),
+    )
+    if not count:  # as mostly: nothing is put together, or looked through for it
+        return {DELETIONS: left}
+    gone = _gone(moments(chosen, context), tables[ERASURES], context).localCheckpoint(eager=False)
+    hashes = near(gone.select("hash"))
+    present = index.join(hashes, "hash", "left_semi").select("hash", F.lit(True).alias("_present"))
+    return {
+        DELETIONS: gone.join(present.distinct(), "hash", "left")
+        .withColumn("is_in_index", F.coalesce("_present", F.lit(False)))
+        .where(F.col("is_in_index") | (F.col("gone_at") > now - F.expr(f"INTERVAL '{days}' DAY")))
+        .drop("_present")
+        .unionByName(left.join(hashes, "hash", "left_anti"))
+        .select(*left.columns)
+    }
+
+
+_ROW: Final = ("space_id", "g", "time_bucket", "doc_id", "ts", "hash")
+
+
+def _gone(found: DataFrame, erasures: DataFrame, context: JobContext) -> DataFrame:
+    """The rows of the index that moments would have, of those that were erased or are past their life."""
     # The earliest erasure that names a moment is the one that took it away.
-    erased = tables[ERASURES].withColumnRenamed("space_id", "_space")
+    erased = erasures.withColumnRenamed("space_id", "_space")
     names_it = F.when(F.col("is_person"), F.col("object_id") == F.col("person_id")).otherwise(
         F.col("object_id") == F.col("doc_id")
     ) & (~F.col("is_person") | (F.col("seq") < F.col("erased_seq")))
@@ -222,36 +251,14 @@ def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
         .groupBy(*_KEY)
         .agg(F.min(F.struct("erased_seq", "erased_by", "issued_at")).alias("erasure"))
     )
+    is_erased, is_expired = F.col("erasure").isNotNull(), F.col("expires_at") <= as_of(context)
     rows = index_rows(found, context).join(first, list(_KEY), "left")
-    is_erased, is_expired = F.col("erasure").isNotNull(), F.col("expires_at") <= now
-    columns = ("space_id", "g", "time_bucket", "doc_id", "ts", "hash")
-    gone = rows.where(is_erased | is_expired).select(
-        *columns,
+    return rows.where(is_erased | is_expired).select(
+        *_ROW,
         F.when(is_erased, "erased").otherwise("expired").alias("reason"),
         F.col("erasure.erased_by").alias("erased_by"),
         F.coalesce("erasure.issued_at", "expires_at").alias("gone_at"),
     )
-    gone = gone.localCheckpoint(eager=False) if count else gone
-    looked_through = index if count else index.limit(0)
-    present = looked_through.join(near(gone.select("hash")), "hash", "left_semi").select(
-        "hash", F.lit(True).alias("_present")
-    )
-    # An index that was not made for long holds what is past its life.
-    left = index.where((F.col("expires_at") <= now) & ~of_late).select(
-        *columns,
-        F.lit("expired").alias("reason"),
-        F.lit(None).cast("string").alias("erased_by"),
-        F.col("expires_at").alias("gone_at"),
-        F.lit(True).alias("is_in_index"),
-    )
-    return {
-        DELETIONS: gone.join(present.distinct(), "hash", "left")
-        .withColumn("is_in_index", F.coalesce("_present", F.lit(False)))
-        .where(F.col("is_in_index") | (F.col("gone_at") > now - F.expr(f"INTERVAL '{days}' DAY")))
-        .drop("_present")
-        .unionByName(left.join(near(gone.select("hash")), "hash", "left_anti").select(*columns, *left.columns[6:]))
-        .select(*columns, "reason", "erased_by", "gone_at", "is_in_index")
-    }
 
 
 TEMPORAL_INDEX_JOBS: Final = (

@@ -80,7 +80,8 @@ class Partitioning:
     windows: Callable[[JobContext], Mapping[str, InputWindow]]
     """Which rows are needed, by table."""
     seq_column: str = ""
-    """By seq: the column of its tables that has the seq of the event that a row comes from. Empty: by days."""
+    """By seq: the column of its tables that has the seq of the event that a row comes from; one that has a column ``date`` is
+    stored by it. Empty: by days."""
     lifetime_days: Callable[[JobContext], int] | None = None
     """How long a row stays, from its own time on; without it for ever."""
 
@@ -94,7 +95,8 @@ class Job:
     reads: tuple[str, ...]
     writes: tuple[OutputTable, ...]
     build: Build
-    """From the tables it reads, by name, to the tables it writes, by name."""
+    """From the tables it reads, by name, to the tables it writes, by name. Not asked where there is no row to read: its tables
+    are empty then."""
     summarise: Summarise | None = None
     """Events to publish from the tables it wrote. Their ids must depend on the run's content alone, so that a repeated run repeats nothing."""
     partitioning: Partitioning | None = None

@@ -33,6 +33,7 @@ from tidings.cognition.jobs.learning_math import (
 )
 from tidings.cognition.jobs.learning_quality import LEARNING_BUS_JOBS, LEARNING_DRIFT_JOBS, LEARNING_QUALITY_JOBS, drift
 from tidings.cognition.jobs.learning_rows import LEARNING_ACTIONS_JOBS, LEARNING_PREDICTIONS_JOBS, LEARNING_RANKER_JOBS
+from tidings.cognition.jobs.learning_told import JOBS as LEARNING_TOLD_JOBS
 from tidings.cognition.ports import sigmoid
 from tidings.core.events import Event
 from tidings.log.interface import Appended, Duplicate
@@ -84,7 +85,7 @@ def learning_stream() -> Stream:
 @pytest.fixture(scope="module")
 def learnt(spark: SparkSession) -> dict[str, DataFrame]:
     """The training sets and the drift of the stream, worked out once."""
-    return run({"silver.events": learning_stream().frame(spark)}, *ERASURES, *SETS, *LEARNING_DRIFT_JOBS)
+    return run({"silver.events": learning_stream().frame(spark)}, *TOLD, *SETS, *LEARNING_DRIFT_JOBS)
 
 
 async def test_no_number_that_anybody_sends_leaves_a_job_as_none(spark: SparkSession) -> None:
@@ -111,7 +112,7 @@ async def test_no_number_that_anybody_sends_leaves_a_job_as_none(spark: SparkSes
         kind = "cognitive.attention.gate.admit"
         stream.add(kind, {**gate, "trace": trace}, at_s=at_s, topic="bus.gate.decisions.audit")
     jobs = (*SETS, *LEARNING_DRIFT_JOBS, *LEARNING_FIT_JOBS, *LEARNING_QUALITY_JOBS, *LEARNING_GATE_JOBS)
-    tables = run({"silver.events": stream.frame(spark)}, *ERASURES, *jobs, settings={"rows_min": 2})
+    tables = run({"silver.events": stream.frame(spark)}, *TOLD, *jobs, settings={"rows_min": 2})
 
     unfinished = [
         (output.table, name)
@@ -133,7 +134,7 @@ async def test_no_number_that_anybody_sends_leaves_a_job_as_none(spark: SparkSes
 
 
 SETS = (*LEARNING_ACTIONS_JOBS, *LEARNING_RANKER_JOBS, *LEARNING_PREDICTIONS_JOBS)
-ERASURES = CONSOLIDATION_ERASURES_JOBS
+TOLD = (*CONSOLIDATION_ERASURES_JOBS, *LEARNING_TOLD_JOBS)
 
 
 @pytest.mark.req("L4", "L5", "F124")
@@ -275,7 +276,7 @@ def test_quality_by_hand(spark: SparkSession) -> None:
         stream.add("CORTEX_PREDICTION", {"plan_id": f"p{n}", "heads": {head: {"value": p}}}, at_s=n)
         if is_good is not None:
             stream.add("ACTION_EXECUTED", {"plan_id": f"p{n}", "success": is_good}, at_s=n + 0.5)
-    tables = run({"silver.events": stream.frame(spark)}, *ERASURES, *LEARNING_PREDICTIONS_JOBS, *LEARNING_RANKER_JOBS)
+    tables = run({"silver.events": stream.frame(spark)}, *TOLD, *LEARNING_PREDICTIONS_JOBS, *LEARNING_RANKER_JOBS)
     tables["gold.learning_fits"] = table(spark, [], FITS.schema)
     rows = {row["head"]: row for row in rows_of(run(tables, *LEARNING_QUALITY_JOBS)["gold.learning_quality"])}
 
@@ -328,7 +329,7 @@ def test_the_gates_regret_and_a_better_threshold(spark: SparkSession) -> None:
     audit(stream, 31, "ADMIT", 0.9, y=None)
     audit(stream, 32, "DROP", 0.0, y=True, path=("policy",))
     stream.add("cognitive.attention.gate.admit", {"content_id": "x"}, at_s=40, topic="bus.attention_gate.admitted")
-    tables = run({"silver.events": stream.frame(spark)}, *ERASURES, *LEARNING_GATE_JOBS)
+    tables = run({"silver.events": stream.frame(spark)}, *TOLD, *LEARNING_GATE_JOBS)
     decisions = {row["action"]: row for row in rows_of(tables["gold.gate_decisions"])}
     (proposal,) = rows_of(tables["gold.gate_proposals"])
     regret = {(row["feature"], row["level"]): row for row in rows_of(tables["gold.gate_regret"])}

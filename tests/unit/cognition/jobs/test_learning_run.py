@@ -30,12 +30,12 @@ OURS = frozenset(
     {
         *("topic_minutes", "group_health", "dead_letter_categories", "sync_traffic", "sync_clients", "erasures"),
         *("learning_actions", "learning_ranker", "learning_predictions", "learning_drift", "learning_fit"),
-        *("learning_quality", "learning_gate_rows", "learning_gate", "learning_bus"),
+        *("learning_quality", "learning_gate_rows", "learning_gate", "learning_bus", "learning_told"),
     }
 )
 AGAIN = frozenset(
     {
-        "erasures",
+        *("erasures", "learning_told"),
         *("learning_actions", "learning_ranker", "learning_predictions", "learning_drift", "learning_fit"),
         "learning_quality",
     }

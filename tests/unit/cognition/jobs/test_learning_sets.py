@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 from tests.unit.pipeline.jobs.support import Stream, context, rows_of
 from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS
 from tidings.cognition.jobs.learning_rows import LEARNING_ACTIONS_JOBS, LEARNING_PREDICTIONS_JOBS, LEARNING_RANKER_JOBS
+from tidings.cognition.jobs.learning_told import JOBS as LEARNING_TOLD_JOBS
 from tidings.pipeline.jobs.job import Job
 
 pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -18,8 +19,11 @@ pytestmark = [pytest.mark.spark, pytest.mark.slow, pytest.mark.timeout(900)]
 
 def built(spark: SparkSession, job: Job, stream: Stream, **settings: Any) -> dict[str, list[dict[str, Any]]]:
     events = {"silver.events": stream.frame(spark)}
-    (erasures,) = CONSOLIDATION_ERASURES_JOBS
-    listed = {name: frame.localCheckpoint() for name, frame in erasures.build(events, context()).items()}
+    listed = {
+        name: frame.localCheckpoint()
+        for each in (*CONSOLIDATION_ERASURES_JOBS, *LEARNING_TOLD_JOBS)
+        for name, frame in each.build(events, context()).items()
+    }
     tables = job.build({**events, **listed}, context(**settings))
     assert sorted(tables) == sorted(output.table for output in job.writes)
     return {name: rows_of(frame, frame.columns[0]) for name, frame in tables.items()}

@@ -27,7 +27,7 @@ AT = context(NOW, ttl_days=30_000, half_life_h_by_space={"personal:bob": 12})
 Built = dict[str, DataFrame]
 INDEX = TEMPORAL_INDEX_JOBS[0]
 FEATURES, RECENCY = TEMPORAL_FEATURES_JOBS
-(PATTERNS,) = TEMPORAL_PATTERNS_JOBS
+DAYS, PATTERNS = TEMPORAL_PATTERNS_JOBS
 (CANDIDATES,) = TEMPORAL_CANDIDATES_JOBS
 
 
@@ -37,7 +37,7 @@ def built(spark: SparkSession) -> dict[str, DataFrame]:
     events = Events()
     for scenario in (circles, walls, ages, mondays, regular, people, ranges, weekends, long_ago, answers):
         scenario(events)
-    return run([INDEX, FEATURES, RECENCY, PATTERNS, CANDIDATES], {"silver.events": events.frame(spark)}, AT)
+    return run([INDEX, FEATURES, RECENCY, DAYS, PATTERNS, CANDIDATES], {"silver.events": events.frame(spark)}, AT)
 
 
 def rows_in(frame: DataFrame, space: str, *order: str) -> list[dict[str, Any]]:
@@ -230,7 +230,7 @@ def test_patterns_equal_a_plain_computation(spark: SparkSession, moments: list[t
     events = Events()
     for at, tz, person_id in moments:
         events.memory(at, tz=tz, person_id=person_id)
-    built = run([INDEX, FEATURES, PATTERNS], {"silver.events": events.frame(spark)}, context(NOW, ttl_days=30_000))
+    built = run([INDEX, FEATURES, DAYS, PATTERNS], {"silver.events": events.frame(spark)}, context(NOW, ttl_days=30_000))
 
     for row in rows_of(built["gold.temporal_patterns"]):
         theirs = [at.astimezone(ZoneInfo(tz)) for at, tz, person in moments if row["person_id"] in (None, person)]
