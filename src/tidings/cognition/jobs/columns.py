@@ -12,6 +12,7 @@ from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any, Final
 
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+import pyarrow as pa  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.functions import pandas_udf
@@ -20,6 +21,7 @@ from pyspark.sql.types import TimestampNTZType
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import content_id
 from tidings.pipeline.jobs.job import JobContext, setting
+from tidings.pipeline.session import session_for_little
 
 from ..errors import InvalidRequest
 from ..ports import zone_of
@@ -157,6 +159,18 @@ def held(frame: DataFrame, few: int = _FEW) -> tuple[DataFrame, int, Callable[[D
     once = frame.localCheckpoint(eager=False)
     count = once.count()
     return once, count, F.broadcast if count <= few else lambda each: each
+
+
+def brought(frame: DataFrame, few: int = _FEW) -> tuple[DataFrame, pa.Table | None]:
+    """
+    The frame worked out once, and its rows if they are few: those were brought here, and what follows from them alone is computed
+    by a session for little. For narrow rows. Where it meets a large table, that one comes first: its session computes both.
+    """
+    once = frame.localCheckpoint(eager=False)
+    rows = once.limit(few + 1).toArrow()
+    if rows.num_rows > few:
+        return once, None
+    return session_for_little(frame.sparkSession).createDataFrame(rows, frame.schema), rows
 
 
 def summaries(

@@ -24,7 +24,7 @@ from pyspark.sql import functions as F
 from tidings.core.events import Event
 from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
 
-from .columns import as_of, clipped, hours_between, recency, summaries
+from .columns import as_of, brought, clipped, hours_between, recency, summaries
 from .consolidation_memories import (
     CONSOLIDATION_TOPIC,
     ERASURES,
@@ -50,35 +50,39 @@ _MERGED: Final = (
 )
 
 
-def duplicates_of(found: DataFrame, alike: DataFrame, *, score_min: float, tau_s: float) -> DataFrame:
+def duplicates_of(
+    memories: DataFrame, erased: DataFrame, alike: DataFrame, *, score_min: float, tau_s: float
+) -> DataFrame:
     """
     One row a memory that is merged into another.
 
     Args:
-        found: From ``living``.
+        memories: ``gold.memories``.
+        erased: ``gold.erasures``.
         alike: ``gold.memory_likeness``.
         score_min: From this score on two memories are duplicates.
         tau_s: Two memories less than so many seconds apart are near in time.
     """
+    alike, few = brought(alike)
+    # Most memories are like no other: only those that are, or that repeat one, are looked up.
+    wanted = alike.select(F.explode(F.array("seq", "other_seq")).alias("seq")).distinct()
+    if few is not None:
+        wanted = F.broadcast(wanted)
+        memories = memories if few.num_rows else memories.limit(0)
     text = ("space_id", "text_key")
-    # Most texts are like no other: only those that are, or that came more than once, are looked at.
-    wanted = (
-        alike.select("space_id", F.explode(F.array("text_key", "other_key")).alias("text_key"))
-        .unionByName(found.where(~F.col("is_new_text")).select(*text))
-        .distinct()
-    )
     of_text = Window.partitionBy(*text).orderBy(F.desc("length"), F.desc("confidence"), F.asc("ts"), F.asc("event_id"))
-    known = (
-        found.where(F.col("text_key").isNotNull())
-        .select(*text, "event_id", "ts", "author", F.length("text").alias("length"), "confidence")
-        .join(wanted, list(text), "left_semi")
-        .withColumn("confidence", F.coalesce("confidence", F.lit(0.0)))
-        .withColumn("best", F.first(F.struct("event_id", "ts", "author")).over(of_text))
-        .localCheckpoint(eager=False)
+    found, _ = brought(
+        living(
+            memories.select(*text, "event_id", "seq", "ts", "author", "length", "confidence").join(wanted, "seq"),
+            erased,
+        )
+    )
+    known = found.withColumn("confidence", F.coalesce("confidence", F.lit(0.0))).withColumn(
+        "best", F.first(F.struct("event_id", "ts", "author")).over(of_text)
     )
     is_best = F.col("event_id") == F.col("best.event_id")
-    pairs = _pairs(known.where(is_best), alike, score_min=score_min, tau_s=tau_s)
-    merged = pairs.groupBy("space_id").applyInPandas(_merge_space, _MERGED).localCheckpoint(eager=False)
+    pairs = _pairs(known.where(is_best), alike.where("text_key != other_key"), score_min=score_min, tau_s=tau_s)
+    merged, _ = brought(pairs.groupBy("space_id").applyInPandas(_merge_space, _MERGED))
     return _equal(known.where(~is_best), merged, tau_s).unionByName(merged)
 
 
@@ -180,7 +184,8 @@ _FATE: Final = ("kept_event_id", "score", "jaccard", "cosine", "is_near_in_time"
 
 def _build_duplicates(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     found = duplicates_of(
-        living(tables[MEMORIES], tables[ERASURES]),
+        tables[MEMORIES],
+        tables[ERASURES],
         tables[LIKENESSES],
         score_min=setting(context, "score_min", SCORE_MIN, above=0),
         tau_s=setting(context, "tau_s", _TAU_S, above=0),

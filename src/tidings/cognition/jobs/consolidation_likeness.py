@@ -4,6 +4,9 @@ How alike two texts are, and the keys by which texts that may be alike are found
 A text's shingles are its overlapping runs of three characters. ``band_keys`` gives each text 24 keys, made of four MinHashes
 each. Two texts that share 69 % of their shingles (fewer cannot make a near-duplicate) share five keys on average, and two or
 more almost always.
+
+A memory's keys are stored as words of 32 bits, one after the other (``packed_keys``): one that stands for its id, and one for each
+key of its text. ``words_of`` looks through those of many memories at once. The space is part of every word.
 """
 
 from __future__ import annotations
@@ -15,11 +18,15 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 import numpy as np
+import pyarrow as pa  # type: ignore[import-untyped]
 
 BANDS: Final = 24
 _ROWS: Final = 4
 _PIECE_CHARS: Final = 3
 _CODE_BITS: Final = 21  # a code point of Unicode: three of them fit into 64 bits
+_CODES_MAX: Final = 16_384
+"""Texts are worked on together up to so many characters: 96 numbers for each are held at a time."""
+_SIEVE_BITS: Final = 20
 
 
 def _mixed(values: Any) -> Any:
@@ -32,19 +39,84 @@ def _mixed(values: Any) -> Any:
 _SALTS: Final = _mixed(np.arange(1, BANDS * _ROWS + 1, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15))
 
 
-def band_keys(text: str) -> list[int]:
-    """The keys of a text, one a band, the same in every process; none for an empty text."""
-    if not text:
-        return []
-    codes = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4").astype(np.uint64)
-    padded = np.concatenate([codes, np.zeros(max(0, _PIECE_CHARS - len(codes)), dtype=np.uint64)])
+def band_keys(texts: Sequence[str]) -> Any:
+    """The keys of texts that are not empty: a row a text, a column a band, the same in every process."""
+    codes = [
+        np.frombuffer(text.ljust(_PIECE_CHARS, "\0").encode("utf-32-le", "surrogatepass"), "<u4") for text in texts
+    ]
+    found = [np.empty((0, BANDS), dtype=np.uint64)]
+    first = 0
+    while first < len(codes):
+        last, size = first, 0
+        while last < len(codes) and (last == first or size + len(codes[last]) <= _CODES_MAX):
+            size += len(codes[last])
+            last += 1
+        found.append(_keys_of(codes[first:last]))
+        first = last
+    return np.concatenate(found)
+
+
+def _keys_of(codes: Sequence[Any]) -> Any:
     shift = np.uint64(_CODE_BITS)
-    pieces = np.unique((((padded[:-2] << shift) | padded[1:-1]) << shift) | padded[2:])
-    lowest = _mixed(_mixed(pieces)[:, None] ^ _SALTS[None, :]).min(axis=0)
-    keys = np.zeros(BANDS, dtype=np.uint64)
+    wide = [each.astype(np.uint64) for each in codes]
+    pieces = [(((each[:-2] << shift) | each[1:-1]) << shift) | each[2:] for each in wide]
+    # Each piece is mixed once, however many of the texts have it.
+    known, places = np.unique(np.concatenate(pieces), return_inverse=True)
+    mixed = _mixed(_mixed(known)[:, None] ^ _SALTS[None, :])
+    lowest = np.minimum.reduceat(mixed[places], np.cumsum([0, *map(len, pieces[:-1])]), axis=0)
+    keys = np.zeros((len(pieces), BANDS), dtype=np.uint64)
     for row in range(_ROWS):
-        keys = _mixed(keys ^ lowest[row::_ROWS])
-    return [int(key) for key in keys.astype(np.int64)]
+        keys = _mixed(keys ^ lowest[:, row::_ROWS])
+    return keys
+
+
+def packed_keys(texts: Sequence[str | None], space_hashes: Any, id_hashes: Any) -> list[bytes]:
+    """
+    The words of memories.
+
+    Args:
+        texts: What each says, if anything.
+        space_hashes, id_hashes: A number that stands for its space, and one for its space and id.
+    """
+    ids = id_hashes.astype(np.uint32)
+    has_text = np.array([bool(each) for each in texts], dtype=bool)
+    keys = band_keys([each for each in texts if each])
+    words = _mixed(keys ^ space_hashes.astype(np.uint64)[has_text][:, None]).astype(np.uint32)
+    of_texts = iter(np.sort(words, axis=1))
+    return [ids[at].tobytes() + (next(of_texts).tobytes() if has else b"") for at, has in enumerate(has_text)]
+
+
+class Sieve:
+    """
+    Words that are looked for.
+
+    Args:
+        words: All of them, as unsigned numbers of 32 bits.
+    """
+
+    def __init__(self, words: Any) -> None:
+        self._words = np.unique(words.astype(np.uint32))
+        # Most words are told by a few of their bits not to be among them.
+        self._may_be = np.zeros(1 << _SIEVE_BITS, dtype=bool)
+        self._may_be[self._words & np.uint32((1 << _SIEVE_BITS) - 1)] = True
+
+    def among(self, words: Any) -> Any:
+        """The places of those words that are looked for."""
+        places = np.flatnonzero(self._may_be[words & np.uint32((1 << _SIEVE_BITS) - 1)])
+        return places[np.isin(words[places], self._words)]
+
+
+def words_of(packed: pa.Array, sieve: Sieve | None = None) -> pa.Array:
+    """The words of each memory, of those that are looked for or all, from the way they are stored."""
+    if not len(packed):
+        return pa.array([], pa.list_(pa.int64()))
+    ends = np.frombuffer(packed.buffers()[1], np.int32)[packed.offset :][: len(packed) + 1] // 4
+    words = np.frombuffer(packed.buffers()[2] or b"", np.uint32)[ends[0] : ends[-1]]
+    ends = ends - ends[0]
+    if sieve is not None:
+        places = sieve.among(words)
+        words, ends = words[places], np.searchsorted(places, ends)
+    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(words.astype(np.int64)))
 
 
 def likeness(

@@ -12,20 +12,23 @@ a run costs what is new, however many memories there are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping
+from typing import Final, cast
 
+import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import pandas_udf
-from pyspark.sql.types import ArrayType, DoubleType, LongType, StructField, StructType
-from pyspark.sql.window import Window
+from pyspark.sql.pandas.functions import arrow_udf, pandas_udf
+from pyspark.sql.types import ArrayType, BinaryType, DoubleType, LongType, StructField, StructType
+from pyspark.sql.window import Window, WindowSpec
 
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
-from .columns import held, instant, name_of_actor, number, text, texts, usable
-from .consolidation_likeness import band_keys, likeness
+from .columns import brought, instant, name_of_actor, number, text, texts, usable
+from .consolidation_likeness import Sieve, likeness, packed_keys, words_of
 
 ERASURES: Final = "gold.erasures"
 ALL_ERASURES: Final = {ERASURES: InputWindow("erased_seq", is_whole=True)}
@@ -126,24 +129,26 @@ LIKENESSES: Final = "gold.memory_likeness"
 EVIDENCE: Final = "gold.memory_evidence"
 SCORE_MIN: Final = 0.86
 _NEIGHBOURS_MAX: Final = 32
+_MET_FEW: Final = 100_000
 _SHARED_MIN: Final = 2
 """With fewer keys in common two texts are not compared: duplicates share five and more, chance acquaintances one."""
 _MEMORIES_SCHEMA: Final = (
-    "space_id string, event_id string, seq bigint, ts timestamp, author string, text string, text_key string, "
-    "is_new_text boolean, keys array<bigint>, confidence double, salience double, embedding array<double>, band string, "
+    "space_id string, event_id string, seq bigint, ts timestamp, author string, text string, length int, text_key string, "
+    "is_new_text boolean, keys binary, confidence double, salience double, embedding array<double>, band string, "
     "is_sealed boolean"
 )
 _LIKENESSES_SCHEMA: Final = (
-    "space_id string, seq bigint, text_key string, other_key string, jaccard double, cosine double"
+    "space_id string, seq bigint, other_seq bigint, text_key string, other_key string, jaccard double, cosine double"
 )
-_EVIDENCE_SCHEMA: Final = "space_id string, event_id string, seq bigint, kind string, value double"
+_EVIDENCE_SCHEMA: Final = "space_id string, event_id string, seq bigint, kind string, value double, memory_date date"
 _LIKENESS: Final = StructType([StructField("jaccard", DoubleType()), StructField("cosine", DoubleType())])
 _TEXT: Final = ("space_id", "text_key")
+_ID: Final = ("space_id", "event_id")
 
 
-@pandas_udf(ArrayType(LongType()))  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-def _keys(normal: pd.Series) -> pd.Series:
-    return normal.map(lambda each: None if each is None else sorted(set(band_keys(each))))
+@pandas_udf(BinaryType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
+def _keys(normal: pd.Series, space_hash: pd.Series, id_hash: pd.Series) -> pd.Series:
+    return pd.Series(packed_keys(normal.to_list(), space_hash.to_numpy(), id_hash.to_numpy()), dtype=object)
 
 
 @pandas_udf(_LIKENESS)  # type: ignore[call-overload, untyped-decorator, unused-ignore]
@@ -176,65 +181,122 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
             F.coalesce("is_sealed", F.lit(False)).alias("is_sealed"),
         )
         .where(F.col("ts").isNotNull())
+        .withColumn("length", F.length("text"))
         .withColumn("_normal", normalised(F.col("text")))
         .withColumn("text_key", F.sha2(normal, 256))
-        .withColumn("keys", _keys(normal))
+        .withColumn("keys", _keys(normal, F.xxhash64("space_id"), F.xxhash64(*_ID)))
         .drop("_normal")
     )
 
 
 def _build_memories(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     events, old = tables["silver.events"], tables[MEMORIES]
-    told, count, near = held(memories_told(events, context))
-    if not count:
-        old = old.limit(0)
-    old_keys = _by_key(old.withColumn("keys", F.when(F.col("is_new_text"), F.col("keys"))), "is_new_text")
-    met = old_keys.join(near(_by_key(told).select("token")), "token", "left_semi").localCheckpoint(eager=False)
+    told = memories_told(events, context).localCheckpoint(eager=False)
+    named, few = brought(told.select(*_ID, "seq", "ts", "text_key", _words(None)("keys").alias("tokens")))
+    said, few_said = brought(evidence(events).withColumn("_id_hash", F.xxhash64(*_ID)))
+    met = _met(old, few, few_said)
+    new = _first_told(named, met)
+    neighbours_max = setting(context, "neighbours_max", _NEIGHBOURS_MAX, above=0)
+    tokens = new.where("is_new_text").select(*_TEXT, "seq", F.explode("tokens").alias("token"))
+    pairs, few_pairs = brought(_pairs(tokens, met.where("is_new_text"), neighbours_max))
+    columns = [part.split()[0] for part in _MEMORIES_SCHEMA.split(", ")]
+    return {
+        MEMORIES: told.join(new.select("seq", "is_new_text"), "seq").select(*columns),
+        LIKENESSES: _compared(pairs, few_pairs, told, old, context).unionByName(_repeated(new)),
+        EVIDENCE: _dated(said, new, met),
+    }
 
-    def place(of: Column) -> Column:
-        return F.row_number().over(Window.partitionBy("space_id", of).orderBy("seq"))
+
+def _words(sieve: Sieve | None) -> Callable[..., Column]:
+    """A function of ``keys``: its words, as numbers; of those that are looked for or all."""
+
+    def words(parts: Iterator[pa.Array]) -> Iterator[pa.Array]:
+        for part in parts:
+            yield words_of(part, sieve)
+
+    return cast("Callable[..., Column]", arrow_udf(words, ArrayType(LongType())))  # type: ignore[call-overload, unused-ignore]
+
+
+def _met(old: DataFrame, named: pa.Table | None, said: pa.Table | None) -> DataFrame:
+    """
+    The memories before that have something in common with what is new, once for each word (``token``) that they share with it: the
+    same id, or a key of their text. Where much is new, all of them.
+    """
+    sieve = None
+    if named is not None and said is not None:
+        if not (named.num_rows or said.num_rows):
+            old = old.limit(0)
+        ids = said["_id_hash"].to_numpy().astype(np.uint32)
+        sieve = Sieve(np.concatenate([ids, *(each.flatten().to_numpy() for each in named["tokens"].chunks)]))
+    words = F.explode(_words(sieve)("keys")).alias("token")
+    met, _ = brought(old.select(*_ID, "seq", "ts", "text_key", "is_new_text", words), few=_MET_FEW)
+    return met
+
+
+def _first_told(named: DataFrame, met: DataFrame) -> DataFrame:
+    """The new memories, with ``is_new_text`` and the ``first_seq`` of those that say the same."""
+
+    def of(key: Column) -> WindowSpec:
+        return Window.partitionBy("space_id", key).orderBy("seq")
 
     # Of several with one id the first counts: the log forgets ids with what it drops, so one may come again with another text.
-    text_or_id = F.coalesce("text_key", "event_id")
-    new = (
-        told.withColumn("_is_old", F.lit(False))
-        .unionByName(met.drop("token", "is_new_text").withColumn("_is_old", F.lit(True)), allowMissingColumns=True)
-        .withColumn("_place", place(F.col("event_id")))
-        .where("_is_old or _place = 1")
-        .withColumn("is_new_text", F.col("text_key").isNotNull() & (place(text_or_id) == 1))
-        .where("not _is_old")
-        .select(*(part.split()[0] for part in _MEMORIES_SCHEMA.split(", ")))
-        .localCheckpoint(eager=False)
+    of_text = of(F.coalesce("text_key", "event_id"))
+    columns = (*_ID, "seq", "ts", "text_key")
+    rows = named.select(*columns, "tokens", F.lit(False).alias("_is_old")).unionByName(
+        met.select(*columns, F.lit(True).alias("_is_old")), allowMissingColumns=True
     )
-    neighbours_max = setting(context, "neighbours_max", _NEIGHBOURS_MAX, above=0)
-    fresh = new.where("is_new_text")
-    pairs = near(_pairs(_by_key(fresh), met.where("is_new_text"), neighbours_max))
+    found = (
+        rows.withColumn("_place", F.row_number().over(of(F.col("event_id"))))
+        .where("_is_old or _place = 1")
+        .withColumn("first_seq", F.first("seq").over(of_text))
+        .withColumn("is_new_text", F.col("text_key").isNotNull() & (F.col("first_seq") == F.col("seq")))
+        .where("not _is_old")
+        .select(*columns, "tokens", "first_seq", "is_new_text")
+    )
+    return brought(found)[0]
+
+
+def _compared(
+    pairs: DataFrame, few: pa.Table | None, told: DataFrame, old: DataFrame, context: JobContext
+) -> DataFrame:
+    """The pairs of texts that are alike enough, with how much they are."""
+    said = ("space_id", "seq", "text", "embedding")
     # Nearness in time and a common author may add a tenth.
     is_enough = 0.45 * F.col("jaccard") + 0.45 * F.col("cosine") + 0.1 >= setting(
         context, "score_min", SCORE_MIN, above=0
     )
-    said = ("text", "embedding")
-    one = fresh.select("seq", *_TEXT, F.struct(*said).alias("one")).join(pairs, list(_TEXT))
-    texts_ = fresh.select(*_TEXT, *said).unionByName(old.where("is_new_text").select(*_TEXT, *said))
-    both = texts_.select("space_id", F.col("text_key").alias("other_key"), F.struct(*said).alias("other"))
+    one = told.select("seq", F.struct(*said).alias("one")).join(pairs, "seq")
+    if few:
+        # The texts are looked up where they are stored, in files that may have them.
+        one = F.broadcast(one)
+        old = old.where(F.col("seq").between(pc.min(few["other_seq"]).as_py(), pc.max(few["other_seq"]).as_py()))
+    others = told.select(*said).unionByName(old.select(*said))
+    both = others.select(F.col("seq").alias("other_seq"), F.struct(*said).alias("other"))
     like = _likeness(
         *(normalised(F.col(f"{side}.text")) for side in ("one", "other")), "one.embedding", "other.embedding"
     )
-    return {
-        MEMORIES: new,
-        LIKENESSES: both.join(near(one), ["space_id", "other_key"])
+    return (
+        both.join(one, "other_seq")
         .withColumn("_like", like)
-        .select("space_id", "seq", "text_key", "other_key", "_like.*")
-        .where(is_enough),
-        EVIDENCE: evidence(events),
-    }
+        .select("space_id", "seq", "other_seq", "text_key", "other_key", "_like.*")
+        .where(is_enough)
+    )
 
 
-def _by_key(memories: DataFrame, *more: str) -> DataFrame:
-    """Each memory once for its id and once for each of its keys; ``token`` stands for one of these in a space."""
-    keys = F.concat(F.array(F.xxhash64("event_id")), F.coalesce("keys", F.array().cast("array<bigint>")))
-    each = memories.select(*_TEXT, "event_id", "seq", *more, F.explode(keys).alias("_key"))
-    return each.withColumn("token", F.xxhash64("space_id", "_key")).drop("_key")
+def _repeated(new: DataFrame) -> DataFrame:
+    """The new memories whose text was known before."""
+    return new.where("text_key is not null and not is_new_text").select(
+        *("space_id", "seq", F.col("first_seq").alias("other_seq"), "text_key", F.col("text_key").alias("other_key")),
+        *(F.lit(1.0).alias("jaccard"), F.lit(1.0).alias("cosine")),
+    )
+
+
+def _dated(said: DataFrame, new: DataFrame, met: DataFrame) -> DataFrame:
+    """What was said of memories, with the day of the memory if that was known before."""
+    known = new.select(*_ID, "seq", "ts").unionByName(met.select(*_ID, "seq", "ts").distinct())
+    memory = known.select(*_ID, F.col("seq").alias("_seq"), F.to_date("ts").alias("_date"))
+    memory_date = F.when(F.col("_seq") < F.col("seq"), F.col("_date")).alias("memory_date")
+    return said.join(memory, list(_ID), "left").select(*_ID, "seq", "kind", "value", memory_date)
 
 
 def _pairs(fresh: DataFrame, known: DataFrame, neighbours_max: int) -> DataFrame:
@@ -248,20 +310,20 @@ def _pairs(fresh: DataFrame, known: DataFrame, neighbours_max: int) -> DataFrame
     """
     columns = (*_TEXT, "seq", "token")
     earlier = Window.partitionBy("space_id", "token").orderBy("seq").rowsBetween(-neighbours_max, -1)
-    likeliest = Window.partitionBy(*_TEXT).orderBy(F.desc("shared"), F.asc("other_key"))
+    likeliest = Window.partitionBy("seq").orderBy(F.desc("shared"), F.asc("other_key"))
     return (
         known.select(*columns, F.lit(False).alias("_is_fresh"))
         .unionByName(fresh.select(*columns, F.lit(True).alias("_is_fresh")))
-        .withColumn("others", F.collect_list("text_key").over(earlier))
+        .withColumn("others", F.collect_list(F.struct("seq", "text_key")).over(earlier))
         .where("_is_fresh")
-        .select(*_TEXT, F.explode("others").alias("other_key"))
-        .repartition(*_TEXT)
-        .groupBy(*_TEXT, "other_key")
+        .select(*_TEXT, "seq", F.explode("others").alias("_other"))
+        .select(*_TEXT, "seq", F.col("_other.seq").alias("other_seq"), F.col("_other.text_key").alias("other_key"))
+        .groupBy(*_TEXT, "seq", "other_seq", "other_key")
         .agg(F.count("*").alias("shared"))
         .where(F.col("shared") >= _SHARED_MIN)
         .withColumn("_place", F.row_number().over(likeliest))
         .where(F.col("_place") <= neighbours_max)
-        .select(*_TEXT, "other_key")
+        .select(*_TEXT, "seq", "other_seq", "other_key")
     )
 
 
@@ -308,7 +370,11 @@ CONSOLIDATION_MEMORIES_JOBS: Final = (
         reads=("silver.events", MEMORIES),
         writes=(
             OutputTable(MEMORIES, _MEMORIES_SCHEMA, "A memory as it was encoded, with the keys of its text."),
-            OutputTable(LIKENESSES, _LIKENESSES_SCHEMA, "Two texts of one space that are alike, the newer one first."),
+            OutputTable(
+                LIKENESSES,
+                _LIKENESSES_SCHEMA,
+                "Two memories of one space whose texts are alike or the same, the newer one first.",
+            ),
             OutputTable(EVIDENCE, _EVIDENCE_SCHEMA, "What one event says of a memory: a use, a valence or a salience."),
         ),
         build=_build_memories,
