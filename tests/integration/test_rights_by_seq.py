@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.access_events import grant_event, revoke_event
-from tests.integration.events_support import subscriber
+from tests.integration.events_support import events_node, subscriber
 from tests.integration.node_support import Client, connect, until
 from tidings.access.resources import Action, Resource, partition, project, topic
 from tidings.core.events import Event, EventMeta
@@ -47,6 +47,38 @@ async def test_a_subscriber_hears_by_the_rights_of_each_records_seq(
         await alice.heard(4)
 
     assert alice.objects == ["order:first", "order:before", "order:after", "order:last"]
+
+
+async def test_more_than_goes_out_at_once_goes_by_the_rights_of_its_seq(tmp_path: Path) -> None:
+    """One commit with more envelopes than the gateway delivers before others get their turn: the change at its end counts for none of them."""
+    many = [
+        Event(EventMeta("orders", "changed", "s", objects=tuple(f"order:{n}-{part}" for part in range(130))), {})
+        for n in range(300)
+    ]
+    taken = revoke_event("alice", Action.READ, topic("orders"), actor="test")
+    given = grant_event("bob", Action.READ, topic("orders"), actor="test")
+    settings = {"queue": {"per_connection": 2000}, "delivery": {"max_msgs_per_sec": 100_000}}
+    async with (
+        events_node(tmp_path, **settings) as node,
+        subscriber(node) as alice,
+        subscriber(node, "bob", topics=["letters"]) as bob,
+    ):
+        await alice.subscribed()
+        await bob.subscribed()
+        await node.log.append_many([*many, taken, given, order("after")])
+        await node.services.dispatcher.reached(node.log.position.seq)
+        await bob.heard(1)
+        await alice.heard(900)
+
+    assert [
+        (each["payload"]["sequence_anchor"]["global_seq"], each["payload"]["payload_summary"]["part"])
+        for each in alice.envelopes
+    ] == [
+        (seq, part)
+        for seq in range(alice.envelopes[0]["payload"]["sequence_anchor"]["global_seq"], 1000)[:300]
+        for part in (1, 2, 3)
+    ]
+    assert bob.objects == ["order:after"]
 
 
 @pytest.mark.parametrize("interval_s", [0.0, HELD_S])

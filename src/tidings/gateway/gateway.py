@@ -385,31 +385,43 @@ class Gateway:
         if self._scheduled is not None:
             self.step()
 
-    def step(self) -> None:
-        """Run the engines once, in their order. While access cannot be decided, nothing is bound and nothing is delivered."""
+    def finish(self) -> None:
+        """Deliver all that waits between the engines, however much it is: who may see it is about to change, and not for what is before that."""
+        while self._has_queued() and self.step():
+            pass
+
+    def step(self) -> int:
+        """
+        Run the engines once, in their order; returns how many envelopes were delivered.
+
+        While access cannot be decided, nothing is bound and nothing is delivered.
+        """
         if self._scheduled is not None:
             self._scheduled.cancel()
             self._scheduled = None
         self._steps += 1
         try:
-            self._run_engines()
+            return self._run_engines()
         except Exception:
             # Whatever it was, it must not become an envelope that somebody misses without knowing.
             logger.exception("an engine of the gateway failed")
             self.fail("engine_failed")
+            return 0
 
-    def _run_engines(self) -> None:
+    def _run_engines(self) -> int:
         self._normalizer.run(STEP_ENVELOPES_MAX)
         try:
             self._binder.run(STEP_ENVELOPES_MAX)
         except AccessUnavailable:
-            return
-        if self.issuer.unavailable_for is None:
-            now_s = self._clock.monotonic()  # not before: the envelopes' own times are of the lines above
-            self._deliverer.run(STEP_ENVELOPES_MAX, now_s)
-            self._deliverer.flush(now_s)
-            if self._has_queued():
-                self._wake()
+            return 0
+        if self.issuer.unavailable_for is not None:
+            return 0
+        now_s = self._clock.monotonic()  # not before: the envelopes' own times are of the lines above
+        delivered = self._deliverer.run(STEP_ENVELOPES_MAX, now_s)
+        self._deliverer.flush(now_s)
+        if self._has_queued():
+            self._wake()
+        return delivered
 
     def _has_queued(self) -> bool:
         return bool(len(self._taken) or len(self._normalized) or len(self._binder) or len(self._bound))

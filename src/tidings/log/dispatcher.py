@@ -43,14 +43,21 @@ class Listener(Protocol):
 class _Entry:
     """A listener as the dispatcher keeps it."""
 
-    __slots__ = ("call", "is_deciding", "name", "on_failure", "problem")
+    __slots__ = ("call", "finish", "is_deciding", "name", "on_failure", "problem")
 
     def __init__(
-        self, name: str, listener: Listener, *, is_deciding: bool, on_failure: Callable[[str], None] | None
+        self,
+        name: str,
+        listener: Listener,
+        *,
+        is_deciding: bool,
+        finish: Callable[[], None] | None,
+        on_failure: Callable[[str], None] | None,
     ) -> None:
         self.name = name
         self.call = listener.committed
         self.is_deciding = is_deciding
+        self.finish = finish
         self.on_failure = on_failure
         self.problem: str | None = None
 
@@ -103,6 +110,7 @@ class Dispatcher:
         listener: Listener,
         *,
         decides_by: str | None = None,
+        finish: Callable[[], None] | None = None,
         on_failure: Callable[[str], None] | None = None,
     ) -> None:
         """
@@ -112,9 +120,11 @@ class Dispatcher:
             name: For logs and readiness.
             listener: What to call with the records from now on.
             decides_by: The records of this topic change what the listeners behind it may tell whom. If it fails, the dispatcher stops.
+            finish: Called before such a record is told, of a listener that does not do everything at once: it is to be done with what it was told.
             on_failure: Called with the reason when the listener failed or the dispatcher stopped: no more records will come.
         """
-        self._entries.append(_Entry(name, listener, is_deciding=decides_by is not None, on_failure=on_failure))
+        entry = _Entry(name, listener, is_deciding=decides_by is not None, finish=finish, on_failure=on_failure)
+        self._entries.append(entry)
         if decides_by is not None:
             self._deciding.add(decides_by)
 
@@ -196,6 +206,7 @@ class Dispatcher:
         for record in records:
             if record.topic in self._deciding:
                 self._tell_held()
+                self._have_finished(record)
                 is_decided = True
             self._held.append(record)
             self._held_bytes += len(record.payload_json)
@@ -232,6 +243,15 @@ class Dispatcher:
                         return
         self.seq = records[-1].seq
         self._wake()
+
+    def _have_finished(self, record: Record) -> None:
+        """Nobody goes on with what is before this record by what it decides."""
+        for entry in self._entries:
+            if entry.finish is not None and entry.problem is None:
+                try:
+                    entry.finish()
+                except Exception as error:  # noqa: BLE001 - as for what it is told
+                    self._remove(entry, [record], error)
 
     def _let_go(self) -> None:
         """Forget what is held: it was told, or never will be."""

@@ -239,7 +239,7 @@ class Node:
         guard.on_directive.append(connections.carry_out)  # after the gateway, which closes its own in its own words
         dispatcher.add("graph", graph, on_failure=lambda _: gateway.fail("graph_source_failed"))
         dispatcher.add("app events", of_apps, on_failure=lambda _: gateway.fail("app_source_failed"))
-        dispatcher.add("gateway", gateway)
+        dispatcher.add("gateway", gateway, finish=gateway.finish)
         holders = LedgerHolders(ledger_service.ledger, bus.holders)
         retention = NodeRetention(
             log, holders, self.workspace, settings.log.retention, lake=server.lake_path, clock=clock

@@ -263,6 +263,31 @@ async def test_what_is_held_is_never_told_once_the_book_failed() -> None:
     assert endpoint.seqs == [1]
 
 
+async def test_who_has_not_finished_is_asked_to_before_a_decision() -> None:
+    """A listener that leaves something for later is done with it before the book is told; one that fails at it gets no more."""
+    log = MemoryLog()
+    journal: list[tuple[str, int]] = []
+    bad = Hearer("bad", journal)
+
+    def fail() -> None:
+        raise RuntimeError("as the test wanted")
+
+    dispatcher = Dispatcher(log)
+    dispatcher.add("book", Hearer("book", journal), decides_by="access")
+    dispatcher.add("bad", bad, finish=fail, on_failure=bad.failures.append)
+    dispatcher.add("slow", Hearer("slow", journal), finish=lambda: journal.append(("finished", 0)))
+    dispatcher.start()
+    await log.append_many([event(), event("access"), event()])
+    await dispatcher.reached(3)
+    await dispatcher.close()
+
+    assert journal == [
+        *[("book", 1), ("bad", 1), ("slow", 1), ("finished", 0)],
+        *[("book", 2), ("book", 3), ("slow", 2), ("slow", 3)],
+    ]
+    assert len(bad.failures) == 1
+
+
 async def test_a_failure_handler_that_fails_does_not_stop_the_rest() -> None:
     """Even a listener that cannot be told of its failure leaves the others alone."""
 
