@@ -22,6 +22,7 @@ import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 
+from .errors import LakeDamaged
 from .jobs.job import InputWindow, Job, JobContext
 from .lake import Lake, Note
 from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS
@@ -38,6 +39,11 @@ _UNCHANGING: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMN", "S
 """Commits that leave a table's rows as they are."""
 _HISTORY_MAX: Final = 64
 _DAYS_MAX: Final = 366
+_COMPARED_MAX: Final = 500_000
+"""Up to so many rows, two versions of a table are compared."""
+_DIFFERING: Final = (
+    'select distinct "{at}" from ((from before except all from after) union all (from after except all from before))'
+)
 _DAY_US: Final = 86_400_000_000
 _EPOCH: Final = date(1970, 1, 1)
 
@@ -71,7 +77,7 @@ class Plan:
         window = self.windows.get(table)
         if window is None:
             return True
-        if window.types and not any(file.may_hold("type", kind, kind) for kind in window.types):
+        if not _may_hold(file, window):
             return False
         if table in self.since:
             return file.may_hold(window.at, self.since[table] + 1, None)
@@ -89,8 +95,8 @@ class Plan:
         window = self.windows.get(table)
         if window is None:
             return frame
-        if window.types:
-            frame = frame.where(frame["type"].isin(*window.types))
+        for name, values in window.wanted.items():
+            frame = frame.where(frame[name].isin(*values))
         if table in self.since:
             return frame.where(frame[window.at] > self.since[table])
         if table in self.begins:
@@ -234,18 +240,25 @@ class Changes:
         found: set[int] = set()
         for table, window in windows.items():
             changes = self._changes(table, positions.get(table))
+            if changes is None and window.names_days:
+                differing = self._differing_days(table, window.at, positions.get(table))
+                if differing is None:
+                    return None
+                found |= _near(differing, window)
+                continue
             if changes is None:
                 return None
             grows_by = GROWING.get(table) or next((note["grows_by"] for note in changes if "grows_by" in note), None)
             if grows_by is not None and changes:
                 reached = int(positions[table][1])
-                days = self._new_days(table, grows_by, window, reached, is_row_enough=window.is_whole)
+                is_row_enough = window.is_whole and not window.names_days
+                days = self._new_days(table, grows_by, window, reached, is_row_enough=is_row_enough)
             else:
                 named = (note["days"] for note in changes if "days" in note)
                 days = {_day_of(day, 0) for each in named for day in each}
-            if days and window.is_whole:
+            if days and window.is_whole and not window.names_days:
                 return None
-            found |= {near for day in days for near in range(day - window.days_after, day + window.days_before + 1)}
+            found |= _near(days, window)
         found |= self._lapsed(job, context, made_at)
         return None if len(found) > _DAYS_MAX else frozenset(found)
 
@@ -255,15 +268,12 @@ class Changes:
         """The days of a table's rows past a seq. Looked up here, which is quicker than asking Spark."""
         files = self.lake.files(
             table,
-            lambda file: (
-                file.may_hold(seq_column, since + 1, self.until)
-                and (not window.types or any(file.may_hold("type", kind, kind) for kind in window.types))
-            ),
+            lambda file: file.may_hold(seq_column, since + 1, self.until) and _may_hold(file, window),
         )
         found: set[int] = set()
         condition = (pc.field(seq_column) > since) & (pc.field(seq_column) <= self.until)
-        if window.types:
-            condition &= pc.field("type").isin(list(window.types))
+        for name, values in window.wanted.items():
+            condition &= pc.field(name).isin(list(values))
         with translate_read_errors(self.lake.folder(table)):
             if not files:
                 return found
@@ -274,19 +284,55 @@ class Changes:
                 found |= set(np.unique(_day_numbers(batch.column(0))).tolist())
         return found
 
+    def _differing_days(self, table: str, at: str, position: Sequence[Any] | None) -> set[int] | None:
+        """Of a table that is made anew: the days of the rows that it has now or had then, and not both; ``None`` if nobody can tell."""
+        now = self._position(table)
+        if position is None or list(position[2:]) != self._moved(table) or min(now[0], position[0]) < 0:
+            return None
+        import duckdb  # slow to import, and few need it
+
+        try:
+            files = [self.lake.files(table, version=version) for version in (position[0], now[0])]
+            if sum(file.rows for found in files for file in found) > _COMPARED_MAX:
+                return None
+            with translate_read_errors(self.lake.folder(table)), duckdb.connect() as duck:
+                for name, found in zip(("before", "after"), files, strict=True):
+                    duck.register(name, self.lake.dataset(table, found))
+                rows: Any = duck.sql(_DIFFERING.format(at=at)).to_arrow_table()
+        except LakeDamaged:  # what it was then is cleaned up
+            return None
+        return set(np.unique(_day_numbers(rows.column(0).combine_chunks())).tolist())
+
     def _lapsed(self, job: Job, context: JobContext, made_at: str) -> set[int]:
-        """The days that rows have left, or begun to leave, since the last run because their time was over."""
-        if job.partitioning is None or job.partitioning.lifetime_days is None or not made_at:
+        """The days that rows have left, or begun to leave, since the last run because their time was over, and those that move with time."""
+        if job.partitioning is None or not made_at:
             return set()
-        lifetime = timedelta(days=job.partitioning.lifetime_days(context))
-        low, high = (_day_of(moment - lifetime, 0) for moment in (datetime.fromisoformat(made_at), self.as_of))
+        made, now = datetime.fromisoformat(made_at), self.as_of
+        spans: list[tuple[int, int]] = []
+        if job.partitioning.lifetime_days is not None:
+            lifetime = timedelta(days=job.partitioning.lifetime_days(context))
+            spans.append((_day_of(made - lifetime, 0), _day_of(now - lifetime, 0)))
+        if job.partitioning.moving_days is not None:
+            moving = timedelta(days=job.partitioning.moving_days(context))
+            spans.append((_day_of(made - moving, 0), _day_of(now, 0)))
         found: set[int] = set()
-        for output in job.writes:
+        for output in job.writes if spans else ():
             for file in self.lake.files(output.table):
-                first = _day_of(file.minimum.get("date"), low)
-                last = _day_of(file.maximum.get("date"), high)
-                found |= set(range(max(first, low), min(last, high) + 1))
+                for low, high in spans:
+                    first = _day_of(file.minimum.get("date"), low)
+                    last = _day_of(file.maximum.get("date"), high)
+                    found |= set(range(max(first, low), min(last, high) + 1))
         return found
+
+
+def _may_hold(file: DataFile, window: InputWindow) -> bool:
+    """Whether a file may have rows of the types and topics that matter."""
+    return all(any(file.may_hold(name, value, value) for value in values) for name, values in window.wanted.items())
+
+
+def _near(days: set[int], window: InputWindow) -> set[int]:
+    """The days that are made from rows of these days."""
+    return {near for day in days for near in range(day - window.days_after, day + window.days_before + 1)}
 
 
 def _recipe(job: Job, context: JobContext) -> str:

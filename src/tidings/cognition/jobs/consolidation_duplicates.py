@@ -22,10 +22,11 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
-from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, whole_days
 
 from .columns import as_of, brought, clipped, hours_between, recency, summaries
 from .consolidation_memories import (
+    ALL_ERASURES,
     CONSOLIDATION_TOPIC,
     ERASURES,
     EVIDENCE,
@@ -35,18 +36,18 @@ from .consolidation_memories import (
     is_guarded,
     living,
 )
-from .temporal_features import HALF_LIFE_H, RECENCY
+from .temporal_features import HALF_LIFE_H, HALF_LIVES, RECENCY
 
 DUPLICATES: Final = "gold.near_duplicates"
 _TAU_S: Final = 600.0
 _LISTED_MAX: Final = 1_000
 _DUPLICATES_SCHEMA: Final = (
     "space_id string, event_id string, kept_event_id string, action string, score double, jaccard double, "
-    "cosine double, is_near_in_time boolean, is_same_author boolean"
+    "cosine double, is_near_in_time boolean, is_same_author boolean, date date"
 )
 _MERGED: Final = (
     "space_id string, event_id string, kept_event_id string, score double, jaccard double, cosine double, "
-    "is_near_in_time boolean, is_same_author boolean"
+    "is_near_in_time boolean, is_same_author boolean, ts timestamp"
 )
 
 
@@ -146,7 +147,7 @@ def _merge_space(edges: pd.DataFrame) -> pd.DataFrame:
     rows = [
         (
             *(edge.space_id, edge.b_event_id, edge.a_event_id, edge.score, edge.jaccard, edge.cosine),
-            *(edge.is_near_in_time, edge.is_same_author),
+            *(edge.is_near_in_time, edge.is_same_author, edge.b_ts),
         )
         for _, edge in sorted(gone.items())
     ]
@@ -161,6 +162,7 @@ def _equal(again: DataFrame, merged: DataFrame, tau_s: float) -> DataFrame:
     of_text = again.select(
         "space_id",
         "event_id",
+        "ts",
         F.col("best.event_id").alias("_first"),
         is_near.alias("is_near_in_time"),
         is_same.alias("is_same_author"),
@@ -176,6 +178,7 @@ def _equal(again: DataFrame, merged: DataFrame, tau_s: float) -> DataFrame:
             F.when(is_passed_on, F.col(f"f.{name}")).otherwise(F.col(f"p.{name}")).alias(name)
             for name in ("score", "jaccard", "cosine", "is_near_in_time", "is_same_author")
         ],
+        "ts",
     )
 
 
@@ -191,7 +194,8 @@ def _build_duplicates(tables: Mapping[str, DataFrame], context: JobContext) -> M
         tau_s=setting(context, "tau_s", _TAU_S, above=0),
     )
     action = F.lit("MERGE_DUPLICATES").alias("action")
-    return {DUPLICATES: found.select("space_id", "event_id", "kept_event_id", action, *_FATE[1:])}
+    date = F.to_date("ts").alias("date")
+    return {DUPLICATES: found.select("space_id", "event_id", "kept_event_id", action, *_FATE[1:], date)}
 
 
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
@@ -230,7 +234,8 @@ _SALIENCE: Final = 0.5
 _USAGE_FULL: Final = 5
 _KEEPING_SCHEMA: Final = (
     "space_id string, event_id string, seq bigint, ts timestamp, band string, recency double, salience double, "
-    "usage double, used_count bigint, valence double, score double, decision string, reason string, kept_event_id string"
+    "usage double, used_count bigint, valence double, score double, decision string, reason string, kept_event_id string, "
+    "date date"
 )
 _KEY: Final = ("space_id", "event_id")
 
@@ -240,12 +245,26 @@ def keep_score(recent: Column, salience: Column, usage: Column, valence: Column)
     return 0.35 * recent + 0.35 * salience + 0.20 * usage + 0.10 * (1 - F.abs(valence))
 
 
+def _recent_h(context: JobContext) -> float:
+    """After so many hours a memory's recency is 0."""
+    return HALF_LIVES * setting(context, "half_life_h", HALF_LIFE_H, above=0)
+
+
+def _windows(_: JobContext) -> Mapping[str, InputWindow]:
+    return {
+        MEMORIES: InputWindow("ts"),
+        EVIDENCE: InputWindow("memory_date", is_whole=True, names_days=True),
+        DUPLICATES: InputWindow("date", is_whole=True, names_days=True),
+        **ALL_ERASURES,
+    }
+
+
 def _build_keeping(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     half_life_h = F.lit(setting(context, "half_life_h", HALF_LIFE_H, above=0))
     salience = F.coalesce("memory.salience", "gate_salience", F.lit(setting(context, "salience_default", _SALIENCE)))
     full = setting(context, "usage_full", _USAGE_FULL, above=0)
     memory = F.struct("seq", "ts", "band", "is_sealed", "salience").alias("memory")
-    # The index forgets after its time; what is older is scored by the common half-life.
+    # The index forgets after its time; what it does not list is scored by the common half-life.
     facts = (
         living(tables[MEMORIES], tables[ERASURES]).select(*_KEY, memory),
         tables[RECENCY].select(*_KEY, F.col("recency").alias("indexed_recency")),
@@ -266,8 +285,10 @@ def _build_keeping(tables: Mapping[str, DataFrame], context: JobContext) -> Mapp
         .where("memory is not null")
         .select("*", "memory.seq", "memory.ts", "memory.band", "memory.is_sealed")
     )
+    is_recent = hours_between(F.col("ts"), as_of(context)) < _recent_h(context)
+    own_recency = recency(F.col("ts"), as_of(context), half_life_h)
     found = (
-        known.withColumn("recency", F.coalesce("indexed_recency", recency(F.col("ts"), as_of(context), half_life_h)))
+        known.withColumn("recency", F.when(is_recent, F.coalesce("indexed_recency", own_recency)).otherwise(F.lit(0.0)))
         .withColumn("salience", clipped(salience, 0.0, 1.0))
         .withColumn("usage", F.least(F.col("used_count") / F.lit(full), F.lit(1.0)))
         .withColumn("valence", F.coalesce(clipped(F.col("valence"), -1.0, 1.0), F.lit(0.0)))
@@ -278,7 +299,7 @@ def _build_keeping(tables: Mapping[str, DataFrame], context: JobContext) -> Mapp
     return {
         KEEP_SCORES: decided.select(
             *("space_id", "event_id", "seq", "ts", "band", "recency", "salience", "usage", "used_count", "valence"),
-            *("score", "decision", "reason", "kept_event_id"),
+            *("score", "decision", "reason", "kept_event_id", F.to_date("ts").alias("date")),
         )
     }
 
@@ -311,6 +332,8 @@ CONSOLIDATION_KEEPING_JOBS: Final = (
             ),
         ),
         build=_build_keeping,
+        # A score changes as its memory ages, until that is no longer recent; then only with what becomes known of it.
+        partitioning=Partitioning(_windows, moving_days=lambda context: whole_days(_recent_h(context) * 3600)),
     ),
 )
 

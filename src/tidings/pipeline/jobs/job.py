@@ -63,8 +63,18 @@ class InputWindow:
     """to so many days after it."""
     types: tuple[str, ...] = ()
     """Only rows of these types matter; empty: all do."""
+    topics: tuple[str, ...] = ()
+    """Only rows of these topics matter; empty: all do."""
     is_whole: bool = False
     """Every day is made from all rows of it, and any change of it rebuilds all days. For tables that are small."""
+    names_days: bool = False
+    """With ``is_whole``: only the days that changed rows name are rebuilt. Changed are new rows of a table that grows, and of one that
+    is made anew the rows that it has and did not have, or had and has no more."""
+
+    @property
+    def wanted(self) -> Mapping[str, tuple[str, ...]]:
+        """By column, the values that rows must have one of."""
+        return {name: values for name, values in (("type", self.types), ("topic", self.topics)) if values}
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,8 @@ class Partitioning:
     stored by it. Empty: by days."""
     lifetime_days: Callable[[JobContext], int] | None = None
     """How long a row stays, from its own time on; without it for ever."""
+    moving_days: Callable[[JobContext], int] | None = None
+    """By days: so many days back what a row says depends on the time of the run, so those days are computed by every run."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -208,7 +208,7 @@ def test_summaries_keep_to_their_budget_and_quote_nothing_guarded(
 def of_kept(spark: SparkSession, events: Events, **settings: Any) -> dict[str, DataFrame]:
     """The rollups if every memory was kept: the jobs before do not run."""
     scored = [
-        (row[5], row[3], row[2], row[6], None, 1.0, 0.5, 0.0, 0, 0.0, 0.5, "keep", "", None)
+        (row[5], row[3], row[2], row[6], None, 1.0, 0.5, 0.0, 0, 0.0, 0.5, "keep", "", None, row[6].date())
         for row in events.rows
         if row[0] == "hippo"
     ]

@@ -22,7 +22,8 @@ NOW = utc("2025-09-06T12:00")
 def rolled(spark: SparkSession, events: Events, before: DataFrame | None, **settings: Any) -> DataFrame:
     """The rollups if every memory was kept, after a run that left those before."""
     scored = [
-        (row[5], row[3], row[2], row[6], None, 1.0, 0.5, 0.0, 0, 0.0, 0.5, "keep", "", None) for row in events.rows
+        (row[5], row[3], row[2], row[6], None, 1.0, 0.5, 0.0, 0, 0.0, 0.5, "keep", "", None, row[6].date())
+        for row in events.rows
     ]
     tables = {
         "silver.events": events.frame(spark),
