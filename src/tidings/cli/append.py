@@ -39,6 +39,7 @@ _BLOCK_BYTES: Final = 256 << 10
 _BLOCKS_AHEAD_MAX: Final = 4
 _GIVEN_BY: Final = {"topic": "TOPIC", "type": "--type TYPE", "space_id": "--space SPACE"}
 """What every event has, and how the command line says it."""
+_EXAMPLE: Final = """tidings log append demo --type NOTED --space shared:home --payload '{"text": "hello"}'"""
 _RECORD_KEYS: Final = frozenset({"crc", "offset", "seq", "meta", "payload"})
 
 
@@ -240,8 +241,8 @@ def _verdict_dict(topic: str, verdict: Verdict) -> dict[str, Any]:
     app,
     "append",
     asks_node=True,
-    examples="""
-            tidings log append demo --type NOTED --space shared:home --payload '{"text": "hello"}'
+    examples=f"""
+            {_EXAMPLE}
             tidings log append demo --type NOTED --space shared:home --file payloads.jsonl
             tidings log export --format events | tidings log append demo - -w ./other
         """,
@@ -285,7 +286,7 @@ async def append(
     if source not in (None, "-"):
         raise UsageProblem(f"{source!r} is not understood; only - may follow the topic", "use --file for a file")
     if sum(given is not None for given in (payload, file, source)) != 1:
-        raise UsageProblem("give one of --payload, --file and - (stdin)")
+        raise UsageProblem("give one of --payload, --file and - (stdin)", f"for example `{_EXAMPLE}`")
     if payload is None and (event_id is not None or idem_key is not None):
         raise UsageProblem("--id and --idem-key name one event, so they need --payload", "put ids into the lines' meta")
     defaults = Defaults(

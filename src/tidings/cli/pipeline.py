@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import threading
@@ -542,6 +543,8 @@ def _session(
 ) -> SessionOnDemand:
     from tidings.pipeline.session import SessionOnDemand, heap_mb, is_remote
 
+    # Py4J tells the root logger of every Ctrl-C, with a traceback; here that is how a run is ended.
+    logging.getLogger().addFilter(lambda record: not record.getMessage().startswith("KeyboardInterrupt"))
     heap = "" if is_remote(settings.master) else f", with a heap of {heap_mb(settings)} MB"
     return SessionOnDemand(
         settings,

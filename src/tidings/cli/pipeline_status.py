@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 from tidings.pipeline.units import short_duration, short_number
 
-from .output import Output, human_bytes
+from .output import NO_TABLES, Output, as_typed, human_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -44,11 +44,14 @@ def show_status(out: Output, pipeline: Pipeline) -> None:
             }
         )
         return
-    out.table(
-        "Tables",
-        ("table", "rows>", "size>", "up to seq>", "behind>", "made by", "last run", "took>", "wrote>", "next due"),
-        (_as_row(table) for table in tables),
-    )
+    if tables:
+        out.table(
+            "Tables",
+            ("table", "rows>", "size>", "up to seq>", "behind>", "made by", "last run", "took>", "wrote>", "next due"),
+            (_as_row(table) for table in tables),
+        )
+    else:
+        out.text(as_typed(NO_TABLES))
     for table in tables:
         if table.problem:
             out.text(f"DAMAGED {table.name}: {table.problem}; `tidings pipeline repair` makes it whole")

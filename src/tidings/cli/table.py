@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from .output import human_bytes
+from .output import NO_TABLES, as_typed, human_bytes
 from .session import Session, command
 
 if TYPE_CHECKING:
@@ -37,6 +37,9 @@ def list_tables(session: Session) -> None:
                 for each in tables
             ]
         )
+        return
+    if not tables:
+        session.out.text(as_typed(NO_TABLES))
         return
     session.out.table(
         "Tables",
