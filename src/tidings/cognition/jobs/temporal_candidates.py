@@ -311,7 +311,7 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     if events.where((F.col("topic") == TEMPORAL_TOPIC) & (F.col("type") == _REQUEST)).isEmpty():
         spark = events.sparkSession
         schemas = {REQUESTS: _REQUESTS_SCHEMA, CANDIDATES: _CANDIDATES_SCHEMA}
-        return {table: spark.createDataFrame([], schema) for table, schema in schemas.items()}
+        return {table: spark.createDataFrame([], schema).coalesce(1) for table, schema in schemas.items()}
     requests, _, near = held(requests_of(events, context), few=_REQUESTS_FEW)
     return {REQUESTS: requests, CANDIDATES: candidates_of(requests, tables[FEATURES], tables[RECENCY], near)}
 

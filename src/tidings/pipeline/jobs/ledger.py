@@ -1,9 +1,10 @@
 """
 The job set ``ledger``: what the ledger told and held.
 
-``silver.happenings``: every happening, one row each, by variant. ``gold.custody_timelines``: one row a custody, from the first report or its taking
-to its release. ``gold.relation_history``: from which seq of the log to which each relation was there, with its claimants; so the graph as of any
-seq is the rows with ``from_seq <= seq`` and no ``to_seq`` up to it. ``gold.admin_actions``: what administrators did.
+``silver.happenings``: every happening, one row each, by variant; ``silver.ledger_records``: the records that told them.
+``gold.custody_timelines``: one row a custody, from the first report or its taking to its release. ``gold.relation_history``: from which seq of the
+log to which each relation was there, with its claimants; so the graph as of any seq is the rows with ``from_seq <= seq`` and no ``to_seq`` up to it.
+``gold.admin_actions``: what administrators did.
 
 The last two are made by executing the commands of the log again, with the ledger's own code, in one task that holds the state and not the
 history. Commands of parts that users have added are passed over.
@@ -34,15 +35,22 @@ _HAPPENINGS: Final = OutputTable(
     ),
     about="One happening: its own seq, its variant, the plugin and shelf that filters compare, the subjects it touches, and its JSON.",
 )
+_RECORDS: Final = OutputTable(
+    table="silver.ledger_records",
+    schema="seq bigint, offset bigint, payload string",
+    about="One record of the ledger as the log has it, so that they are found without going through all events.",
+)
 _RECORD: Final = "at_ms bigint, seq bigint, happenings array<string>"
 
 
-def happenings(events: DataFrame) -> DataFrame:
+def records_of(events: DataFrame) -> DataFrame:
+    """The records of the ledger."""
+    return events.where((F.col("topic") == LEDGER_TOPIC) & F.col("type").startswith("ledger."))
+
+
+def happenings(records: DataFrame) -> DataFrame:
     """The happenings in the ledger's records, by their own seq."""
-    records = events.where((F.col("topic") == LEDGER_TOPIC) & F.col("type").startswith("ledger.")).select(
-        "seq", F.from_json("payload", _RECORD).alias("record")
-    )
-    told = records.select(
+    told = records.select("seq", F.from_json("payload", _RECORD).alias("record")).select(
         "seq",
         F.col("record.seq").alias("first_seq"),
         F.col("record.at_ms").alias("at_ms"),
@@ -163,9 +171,8 @@ _FOLDED: Final = (
 )
 
 
-def folded(events: DataFrame) -> DataFrame:
+def folded(records: DataFrame) -> DataFrame:
     """The commands of the ledger, executed again: relations with their times, and what administrators did (``action``, as JSON)."""
-    records = events.where((F.col("topic") == LEDGER_TOPIC) & F.col("type").startswith("ledger."))
     in_order = records.select("offset", "seq", "payload").repartition(1).sortWithinPartitions("offset")
     return in_order.mapInArrow(_fold, _FOLDED)
 
@@ -178,7 +185,11 @@ def _fold(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
 
 def _build_happenings(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    return {_HAPPENINGS.table: shaped(happenings(tables["silver.events"]), _HAPPENINGS)}
+    records = records_of(tables["silver.events"])
+    return {
+        _HAPPENINGS.table: shaped(happenings(records), _HAPPENINGS),
+        _RECORDS.table: shaped(records, _RECORDS),
+    }
 
 
 def _build_custodies(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
@@ -186,7 +197,7 @@ def _build_custodies(tables: Mapping[str, DataFrame], context: JobContext) -> Ma
 
 
 def _build_state(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    found = folded(tables["silver.events"])
+    found = folded(tables[_RECORDS.table])
     relations = found.where(F.col("action").isNull()).select(
         "*", F.timestamp_millis("from_ms").alias("from_at"), F.timestamp_millis("to_ms").alias("to_at")
     )
@@ -210,11 +221,13 @@ def _build_state(tables: Mapping[str, DataFrame], context: JobContext) -> Mappin
 JOBS: Final = (
     Job(
         name="happenings",
-        about="Takes the happenings out of the ledger's records.",
+        about="Takes the ledger's records out of the log, and the happenings out of them.",
         reads=("silver.events",),
-        writes=(_HAPPENINGS,),
+        writes=(_HAPPENINGS, _RECORDS),
         build=_build_happenings,
-        partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq")}, seq_column="seq"),
+        partitioning=Partitioning(
+            lambda _: {"silver.events": InputWindow("seq", topics=(LEDGER_TOPIC,))}, seq_column="seq"
+        ),
     ),
     Job(
         name="custody_timelines",
@@ -226,7 +239,7 @@ JOBS: Final = (
     Job(
         name="ledger_state",
         about="Executes the ledger's commands again: when each relation was there, and what administrators did.",
-        reads=("silver.events",),
+        reads=(_RECORDS.table,),
         writes=(_RELATIONS, _ACTIONS),
         build=_build_state,
     ),

@@ -23,7 +23,7 @@ from tidings.core.clock import ns_of
 from tidings.core.events import Event, EventMeta
 from tidings.log.embedded import open_log
 from tidings.pipeline.gold import JobResult
-from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning
 from tidings.pipeline.jobs.registry import all_jobs, choose
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.settings import PipelineSettings
@@ -32,10 +32,20 @@ from tidings.testing import VirtualClock
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(900)]
 
 PARTITIONED = tuple(job for job in all_jobs() if job.partitioning is not None)
+_READ = {table for job in PARTITIONED for table in job.reads}
+WITH_INPUTS = tuple(
+    job for job in all_jobs() if job in PARTITIONED or not _READ.isdisjoint(each.table for each in job.writes)
+)
+SUMMED = choose(all_jobs(), ["temporal_patterns", "temporal_gc"])
+"""Made as a whole, of tables that are made bit by bit."""
 SETTINGS = msgspec.structs.replace(
     TEST_SETTINGS,
     compact_files_min=4,
-    jobs={"temporal_index": {"ttl_days": 3}, "learning_drift": {"reference_days": 2, "rows_min": 2}},
+    jobs={
+        "temporal_index": {"ttl_days": 3},
+        "temporal_gc": {"ttl_days": 3},
+        "learning_drift": {"reference_days": 2, "rows_min": 2},
+    },
 )
 MINUTES = choose(all_jobs(), ["topic_minutes"])
 TRAFFIC = choose(all_jobs(), ["sync_traffic"])
@@ -161,17 +171,22 @@ def test_slice_by_slice_is_what_it_is_at_once(spark: SparkSession, tmp_path: Pat
             gone = {"object_id": "e3", "object_type": "memory"}
             events.append(Event(EventMeta("hippo", "TOMBSTONE_PROPAGATE", "s1", f"gone{seed}", START), gone))
         append(workspace, events, day)
-        results = made(spark, workspace, PARTITIONED)
+        results = made(spark, workspace, WITH_INPUTS)
         partitioned |= {name for name, result in results.items() if result.days}
 
-    bit_by_bit = tables_of(workspace, PARTITIONED)
-    at_once = made(spark, workspace, PARTITIONED, is_again=True)
+    bit_by_bit = tables_of(workspace, WITH_INPUTS)
+    made(spark, workspace, SUMMED)
+    summed = tables_of(workspace, SUMMED)
+    at_once = made(spark, workspace, WITH_INPUTS, is_again=True)
+    made(spark, workspace, SUMMED, is_again=True)
 
     assert partitioned == {job.name for job in PARTITIONED if job.partitioning and not job.partitioning.seq_column}
     assert {result.days for result in at_once.values()} == {None}
     assert all(bit_by_bit[name] for name in ("gold.temporal_index", "gold.learning_ranker", "gold.learning_drift"))
-    for name, rows in tables_of(workspace, PARTITIONED).items():
+    for name, rows in tables_of(workspace, WITH_INPUTS).items():
         assert bit_by_bit[name] == rows, name
+    assert all(summed.values())
+    assert summed == tables_of(workspace, SUMMED)
 
 
 @pytest.mark.heavy
@@ -225,6 +240,66 @@ def test_a_job_is_given_what_is_recent_and_what_it_made_before(spark: SparkSessi
 
     assert found == [[1], [1, 1, 2], [1, 1, 2, 3], [3, 4], [3, 4]]
     assert read == [1, 3, 2, 2]
+
+
+def test_a_table_by_seq_with_a_date_is_stored_by_it_and_a_job_without_rows_is_not_asked(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """
+    New events are added in files of their own day, of the topics alone that matter; who reads days is given the files of those;
+    and a job for which there is no row has an empty table, without being asked.
+    """
+    workspace = Workspace(tmp_path)
+
+    def seen(tables: Mapping[str, DataFrame], _: JobContext) -> Mapping[str, DataFrame]:
+        return {"gold.seen": tables["silver.events"].selectExpr("seq", "to_date(ts) as date")}
+
+    def days(tables: Mapping[str, DataFrame], _: JobContext) -> Mapping[str, DataFrame]:
+        return {"gold.days": tables["gold.seen"].groupBy("date").count()}
+
+    def never(_: Mapping[str, DataFrame], __: JobContext) -> Mapping[str, DataFrame]:
+        raise AssertionError("there is nothing to ask for")
+
+    jobs = [
+        Job(
+            name="seen",
+            about="What was there.",
+            reads=("silver.events",),
+            writes=(OutputTable("gold.seen", "seq bigint, date date", "An event."),),
+            build=seen,
+            partitioning=Partitioning(lambda _: {"silver.events": InputWindow("seq", topics=("t",))}, seq_column="seq"),
+        ),
+        Job(
+            name="days",
+            about="How many there were.",
+            reads=("gold.seen",),
+            writes=(OutputTable("gold.days", "date date, count bigint", "A day."),),
+            build=days,
+            partitioning=Partitioning(lambda _: {"gold.seen": InputWindow("date")}),
+        ),
+        Job(
+            name="never",
+            about="Reads what nobody wrote.",
+            reads=("silver.dead_letters",),
+            writes=(OutputTable("gold.never", "seq bigint", "A dead letter."),),
+            build=never,
+        ),
+    ]
+    read, rows = [], []
+    for number, (topic, day) in enumerate([("t", 0), ("t", 1), ("other", 1), ("t", 0)]):
+        at = START + timedelta(days=day)
+        append(workspace, [Event(EventMeta(topic, "X", "s1", f"e{number}", at), {})], 2.0)
+        results = made(spark, workspace, jobs)
+        read.append(results["days"].files_read)
+        rows.append(results["seen"].rows)
+
+    assert [file.day for file in workspace.lake.files("gold.seen")] == [
+        START.date() + timedelta(days=each) for each in (0, 0, 1)
+    ]
+    assert rows == [{"gold.seen": 1}, {"gold.seen": 1}, None, {"gold.seen": 1}]
+    assert read == [1, 1, 0, 2]
+    assert workspace.column("gold.days", "count") == [1, 2]
+    assert workspace.rows("gold.never") == []
 
 
 @pytest.mark.heavy
