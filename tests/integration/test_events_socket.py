@@ -279,9 +279,11 @@ async def test_one_event_is_one_frame_and_the_same_for_all(tmp_path: Path) -> No
         await tell(node, "order:é", "order:2")
         await alice.heard(2)
         await bob.heard(2)
+        await tell(node, "order:last")
+        await until(lambda: alice.objects[-1] == bob.objects[-1] == "order:last")
         raw = [each.client.heard[1:] for each in (alice, bob)]
 
-    assert [len(each) for each in raw] == [2, 2]
+    assert alice.objects == bob.objects == ["order:é", "order:2", "order:last"]
     for mine, theirs in zip(*raw, strict=True):
         frame = json.loads(mine)
         assert frame["trace_id"] == 'a"\\'

@@ -57,9 +57,8 @@ async def test_more_than_goes_out_at_once_goes_by_the_rights_of_its_seq(tmp_path
     ]
     taken = revoke_event("alice", Action.READ, topic("orders"), actor="test")
     given = grant_event("bob", Action.READ, topic("orders"), actor="test")
-    settings = {"queue": {"per_connection": 2000}, "delivery": {"max_msgs_per_sec": 100_000}}
     async with (
-        events_node(tmp_path, **settings) as node,
+        events_node(tmp_path, queue={"per_connection": 2000}, delivery={"max_msgs_per_sec": 100_000}) as node,
         subscriber(node) as alice,
         subscriber(node, "bob", topics=["letters"]) as bob,
     ):

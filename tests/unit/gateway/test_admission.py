@@ -249,8 +249,9 @@ async def test_then_connections_are_shed_the_fullest_first() -> None:
         assert world.gateway.telemetry.failures["queue_full"] == 1
 
 
+@pytest.mark.req("R167", "R224")
 async def test_a_graph_event_that_finds_no_room_closes_everybody_who_would_miss_it() -> None:
-    """With access out nothing can be given up: the event is refused to its manager, and graph subscribers must read it over HTTP."""
+    """With access out nothing can be given up: the event is refused to its manager, the node is not ready, and graph subscribers must read it over HTTP."""
     async with GatewayWorld.running(full_settings()) as world:
         reader = await world.subscribe()
         root = await world.administrator(event_type="security.subscription_dropped")
@@ -258,13 +259,17 @@ async def test_a_graph_event_that_finds_no_room_closes_everybody_who_would_miss_
         await world.settle()
         doubt = world.doubtful_access_record()
         while world.gateway.ceiling.has_room_for_envelope("graph_manager"):
+            assert "intake_saturated" not in world.gateway.readiness()
             world.commit()
         with pytest.raises(QueueFull):
             world.commit()
+        assert world.gateway.ceiling.used <= 128
         lost = world.committed_seq
         assert reader.reason is CloseReason.QUEUE_FULL
         assert root.reason is None
         assert "intake_saturated" in world.gateway.readiness()
+        await world.settle(0.1)
+        assert "intake_saturated" in world.health[-1][1]
         world.dismiss(doubt)
         await world.settle(1.0)
         assert root.types == ["security.subscription_dropped"]
@@ -273,6 +278,29 @@ async def test_a_graph_event_that_finds_no_room_closes_everybody_who_would_miss_
         assert caught.value.close_reason is CloseReason.RESUME_INVALID
         again = await world.subscribe()
         assert again.open.since == lost
+
+
+@pytest.mark.req("R132")
+async def test_who_holds_most_gives_way_before_anybody_misses_an_event() -> None:
+    """One event for 501 finds room for fewer: the one whose buffer is full of others is closed, and the 500 get it."""
+    settings = settings_of(
+        queue__total_ceiling=64,
+        queue__per_connection=64,
+        websocket__max_connections=1_000,
+        websocket__max_connections_per_identity=1_000,
+    )
+    async with GatewayWorld.running(settings) as world:
+        fat = await world.subscribe("fat")
+        lean = [await world.subscribe("lean", object_ids=("order:all",)) for _ in range(500)]
+        await world.settle(1.0)
+        for _ in range(30):
+            world.commit()
+            await world.settle()
+        world.commit("order:all")
+        await world.settle()
+
+        assert fat.reason is CloseReason.QUEUE_FULL
+        assert [(reader.seqs, reader.reason) for reader in lean] == [([31], None)] * 500
 
 
 @pytest.mark.req("R13", "R241")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections import deque
 from collections.abc import Sequence
 
@@ -73,6 +74,27 @@ async def test_a_stop_refuses_closes_with_its_reason_records_and_drops_everythin
     with pytest.raises(QueueFull):
         world.commit()
     await world.stop()
+
+
+@pytest.mark.req("R145")
+async def test_a_stop_gives_a_log_that_does_not_write_a_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the node would wait: everybody is closed after two seconds all the same, and then it has stopped."""
+    world = GatewayWorld()
+    world.start()
+    readers = [await world.subscribe(f"reader{number}") for number in range(3)]
+    await world.settle()
+
+    async def never(events: object, **options: object) -> None:
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(world.log, "append_many", never)
+    before_s = world.clock.monotonic()
+    await world.clock.run_until(world.gateway.stop(3600.0))
+
+    assert [each.reason for each in readers] == [CloseReason.SHUTDOWN] * 3
+    assert 0 < world.clock.monotonic() - before_s <= 2.0
+    await world.clock.run_until(world.audit.close(0.0))
+    await world.log.close()
 
 
 async def test_an_engine_that_fails_closes_everybody_rather_than_leave_a_gap() -> None:

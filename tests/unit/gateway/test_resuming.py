@@ -22,6 +22,29 @@ async def history(world: GatewayWorld, count: int, identity: str = "reader") -> 
     return reader
 
 
+@pytest.mark.req("R178")
+@pytest.mark.parametrize("filters", [{"domain_id": "orders"}, {"object_ids": ("order:1",)}])
+async def test_what_was_missed_is_told_by_the_same_filter(filters: dict[str, Any]) -> None:
+    """A filter decides of an event that was missed as it does of one that is live."""
+    claims = {"topics": frozenset({"orders", "letters"})}
+    async with GatewayWorld.running() as world:
+        reader = await world.subscribe(claims=claims, **filters)
+        live = await world.subscribe("another", claims=claims, **filters)
+        world.commit("order:1")
+        await world.settle()
+        reader.leave()
+        world.commit("order:2", topic="letters")
+        world.commit("order:1")
+        await world.settle()
+        back = await world.subscribe(claims=claims, resume=reader.tokens[0], **filters)
+        world.commit("order:2", topic="letters")
+        world.commit("order:1")
+        await world.settle()
+
+        assert back.seqs == [3, 5]
+        assert live.seqs == [1, 3, 5]
+
+
 async def refused(world: GatewayWorld, token: str, **options: Any) -> dict[str, object]:
     """A token is refused; returns where the client is sent instead."""
     with pytest.raises(SubscriptionClosed) as caught:
