@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import re
+import signal
 import threading
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import msgspec
@@ -538,20 +540,45 @@ def _jobs(names: str | None, sets: list[str] | None) -> tuple[Job, ...]:
     return choose(all_jobs(), [name.strip() for name in names.split(",") if name.strip()])
 
 
+@contextlib.contextmanager
 def _session(
     settings: PipelineSettings, *, is_loud: bool, out: Output, is_brief: Callable[[], bool] = lambda: False
-) -> SessionOnDemand:
+) -> Iterator[SessionOnDemand]:
     from tidings.pipeline.session import SessionOnDemand, heap_mb, is_remote
 
-    # Py4J tells the root logger of every Ctrl-C, with a traceback; here that is how a run is ended.
-    logging.getLogger().addFilter(lambda record: not record.getMessage().startswith("KeyboardInterrupt"))
     heap = "" if is_remote(settings.master) else f", with a heap of {heap_mb(settings)} MB"
-    return SessionOnDemand(
+    spark = SessionOnDemand(
         settings,
         is_loud=is_loud,
         starting=lambda: out.note(f"starting Spark on {settings.master}{heap}"),
         is_brief=is_brief,
     )
+    with _told_of_interrupts(), spark:
+        yield spark
+
+
+@contextlib.contextmanager
+def _told_of_interrupts() -> Iterator[None]:
+    """Within this a first Ctrl-C says what is waited for, as jobs under way are finished, and a second one ends the process."""
+
+    screen = os.dup(2)  # while Spark starts, what goes to stderr itself is not shown
+
+    def end(*_: object) -> None:
+        signal.signal(signal.SIGINT, lambda *_: os._exit(ExitCode.INTERRUPTED))
+        os.write(screen, b"ending, once what was begun is whole; Ctrl-C again ends at once\n")
+        raise KeyboardInterrupt
+
+    def is_news(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("KeyboardInterrupt")  # Py4J shows the root logger where it was met
+
+    before = signal.signal(signal.SIGINT, end)
+    logging.getLogger().addFilter(is_news)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+        logging.getLogger().removeFilter(is_news)
+        os.close(screen)
 
 
 def _is_short(session: Session, settings: PipelineSettings) -> bool:

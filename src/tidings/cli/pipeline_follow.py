@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -75,9 +74,10 @@ def _follow(
     from tidings.pipeline.bronze import BronzeFill
     from tidings.pipeline.runner import RunReport
 
-    # Spark cancels all its jobs at Ctrl-C, in the middle of a commit too; here the query is ended between two of them.
-    spark()
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+    # Spark that is started in the main thread cancels all its jobs at Ctrl-C, in the middle of a commit too; here the query is
+    # ended between two of them. And a start that is interrupted would leave its JVM behind.
+    with ThreadPoolExecutor(1, "tidings-pipeline-start") as starting:
+        starting.submit(spark).result()
     with RunProgress(session.out, session.clock) as progress:
         following = pipeline.follow(spark, accepts_epoch=accepts_epoch, progress=progress)
     with ThreadPoolExecutor(1, "tidings-pipeline-jobs") as beside, following as query:
