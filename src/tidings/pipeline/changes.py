@@ -239,13 +239,13 @@ class Changes:
         """The days that changes of the tables it reads touch, and those that rows have left; ``None`` for all."""
         found: set[int] = set()
         for table, window in windows.items():
-            changes = self._changes(table, positions.get(table))
-            if changes is None and window.names_days:
+            if window.names_days and not (table in GROWING or "grows_by" in self.lake.note(table)):
                 differing = self._differing_days(table, window.at, positions.get(table))
                 if differing is None:
                     return None
                 found |= _near(differing, window)
                 continue
+            changes = self._changes(table, positions.get(table))
             if changes is None:
                 return None
             grows_by = GROWING.get(table) or next((note["grows_by"] for note in changes if "grows_by" in note), None)
@@ -289,6 +289,8 @@ class Changes:
         now = self._position(table)
         if position is None or list(position[2:]) != self._moved(table) or min(now[0], position[0]) < 0:
             return None
+        if now[0] == position[0]:
+            return set()
         import duckdb  # slow to import, and few need it
 
         try:

@@ -27,7 +27,7 @@ from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable,
 from .columns import as_of, digest, held, hours_between, iso, name_of_actor, summaries, text
 from .consolidation_duplicates import DUPLICATES, KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURE_TYPES, ERASURES, MEMORIES, living
-from .consolidation_rollups import PATCH_SHARE_MAX, ROLLUPS, told_rollups
+from .consolidation_rollups import PATCH_SHARE_MAX, ROLLUPS, ROLLUPS_TOLD, told_rollups
 from .temporal_candidates import CANDIDATES
 from .temporal_features import DAYS, FEATURES, PATTERNS, RECENCY
 from .temporal_index import INDEX
@@ -80,11 +80,11 @@ def late_events(events: DataFrame, *, skew_s: float, late_s: float) -> DataFrame
     )
 
 
-def reconsolidations(events: DataFrame, found: DataFrame, context: JobContext) -> DataFrame:
-    """The published rollups that have got memories since, of those ``found``; if none was published, nothing is looked through."""
+def reconsolidations(told: DataFrame, memories: DataFrame, erased: DataFrame, context: JobContext) -> DataFrame:
+    """The rollups ``told`` (``gold.rollups_told``) that have got memories since; if none was, nothing is looked through."""
     share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
-    told, count, near = held(told_rollups(events).withColumnRenamed("space_id", "_space"))
-    came = (found if count else found.limit(0)).select("space_id", "event_id", "seq", "ts")
+    told, count, near = held(told_rollups(told).withColumnRenamed("space_id", "_space"))
+    came = living((memories if count else memories.limit(0)), erased).select("space_id", "event_id", "seq", "ts")
     is_stale = (
         (F.col("space_id") == F.col("_space"))
         & (F.col("ts") >= F.col("told_from"))
@@ -115,8 +115,9 @@ def _build_late(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping
 
 
 def _build_stale(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    found = living(tables[MEMORIES], tables[ERASURES])
-    return {RECONSOLIDATIONS: reconsolidations(tables["silver.events"], found, context)}
+    if tables[ROLLUPS_TOLD].isEmpty():
+        return {RECONSOLIDATIONS: tables[ROLLUPS_TOLD].sparkSession.createDataFrame([], _RECON_SCHEMA)}
+    return {RECONSOLIDATIONS: reconsolidations(tables[ROLLUPS_TOLD], tables[MEMORIES], tables[ERASURES], context)}
 
 
 CONSOLIDATION_LATE_JOBS: Final = (
@@ -136,7 +137,7 @@ CONSOLIDATION_LATE_JOBS: Final = (
     Job(
         name="consolidation_stale",
         about="Finds the summaries that late memories make stale (C4).",
-        reads=("silver.events", MEMORIES, ERASURES),
+        reads=(ROLLUPS_TOLD, MEMORIES, ERASURES),
         writes=(
             OutputTable(
                 RECONSOLIDATIONS, _RECON_SCHEMA, "A rollup that was published before all of its memories had come."

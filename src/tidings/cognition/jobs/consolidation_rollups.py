@@ -22,15 +22,17 @@ from typing import Any, Final, NamedTuple
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
+import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 from tidings.core.ids import derived_id
-from tidings.pipeline.jobs.job import Job, JobContext, OutputTable, setting
+from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
-from .columns import as_of, held, instant, iso, number, summaries, text, texts, zone_or_none
+from .columns import as_of, brought, held, instant, iso, number, summaries, text, texts, zone_or_none
 from .consolidation_duplicates import KEEP_SCORES
 from .consolidation_memories import CONSOLIDATION_TOPIC, MEMORIES, is_guarded
 from .temporal_features import FEATURES, HALF_LIFE_H
@@ -218,58 +220,100 @@ _SCHEMA: Final = (
     f"highlights {_HIGHLIGHTS_TYPE}, features {_FEATURES_TYPE}, "
     "provenance struct<event_ids: array<string>, version: int>, coverage double, event_count bigint, "
     "withheld_count bigint, token_count bigint, digest string, is_closed boolean, is_told boolean, action string, "
-    "diffs struct<added: array<string>, removed: array<string>>, basis string"
+    "diffs struct<added: array<string>, removed: array<string>>, basis string, date date"
 )
 _MADE: Final = (
     "rollup_id string, space_id string, period string, from_micros bigint, to_micros bigint, summary string, "
     f"highlights {_HIGHLIGHTS_TYPE}, features {_FEATURES_TYPE}, event_ids array<string>, coverage double, "
-    "event_count bigint, withheld_count bigint, token_count bigint, digest string, basis string"
+    "event_count bigint, withheld_count bigint, token_count bigint, digest string, basis string, date date"
 )
 _MADE_COLUMNS: Final = (
     *("rollup_id", "space_id", "period", "from_micros", "to_micros", "summary", "highlights", "features", "event_ids"),
-    *("coverage", "event_count", "withheld_count", "token_count", "digest", "basis"),
+    *("coverage", "event_count", "withheld_count", "token_count", "digest", "basis", "date"),
 )
 _PERIOD: Final = ("space_id", "period", "start")
+_PERIODS_DAYS: Final = {"day": 1, "week": 7, "month": 31}
+_PERIOD_DAYS: Final = max(_PERIODS_DAYS.values()) + 1
+_PERIODS_FEW: Final = 50_000
 _METHOD: Final = 2
 """Part of every basis: with another one all periods are summed up again."""
 
 
-def told_rollups(events: DataFrame) -> DataFrame:
-    """
-    The last that was told of each rollup: ``space_id``, ``rollup_id``, ``told_seq``, ``told_version``, ``told_digest``, ``told_ids``,
-    ``told_period`` and ``told_from`` to ``told_to``.
-    """
-    told = events.where((F.col("topic") == CONSOLIDATION_TOPIC) & (F.col("type") == TOLD_TYPE)).select(
-        *("space_id", text("rollup_id").alias("rollup_id")),
-        F.struct(
-            F.col("seq").alias("told_seq"),
-            number("version").try_cast("int").alias("told_version"),
-            text("digest").alias("told_digest"),
-            texts("provenance.event_ids").alias("told_ids"),
-            text("period").alias("told_period"),
-            instant("from").alias("told_from"),
-            instant("to").alias("told_to"),
-        ).alias("told"),
-    )
-    known = told.where(F.col("rollup_id").isNotNull() & F.col("told.told_version").isNotNull())
-    return (
-        known.groupBy("space_id", "rollup_id")
-        .agg(F.max("told").alias("told"))
-        .select("space_id", "rollup_id", "told.*")
-    )
+ROLLUPS_TOLD: Final = "gold.rollups_told"
+_TOLD_SCHEMA: Final = (
+    "space_id string, rollup_id string, seq bigint, version int, digest string, event_ids array<string>, period string, "
+    "from_ts timestamp, to_ts timestamp, start date"
+)
+KEPT_DAYS: Final = "gold.kept_days"
+_KEPT_DAYS_SCHEMA: Final = "space_id string, date date, day date, members bigint, members_hash bigint"
 
 
-def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+def _zone(context: JobContext) -> str:
     tz = setting(context, "tz", "UTC")
     if zone_or_none(tz) is None:
         raise SettingsError("tz", f"{tz!r} is no time zone")
-    kept = _kept(tables[KEEP_SCORES], tz)
-    standing, _, near = held(_standing(kept, tables[ROLLUPS], context, tz))
-    stale = near(standing.where("not is_same").select(*_PERIOD, "basis"))
-    made = _made(_of_periods(kept, stale, tables, context), context, tz).unionByName(
-        standing.where("is_same").select(*(F.col(f"before.{name}") for name in _MADE_COLUMNS))
+    return tz
+
+
+def _build_told(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    events = tables["silver.events"]
+    told = events.where((F.col("topic") == CONSOLIDATION_TOPIC) & (F.col("type") == TOLD_TYPE)).select(
+        *("space_id", text("rollup_id").alias("rollup_id"), "seq"),
+        number("version").try_cast("int").alias("version"),
+        *(text("digest").alias("digest"), texts("provenance.event_ids").alias("event_ids")),
+        *(text("period").alias("period"), instant("from").alias("from_ts"), instant("to").alias("to_ts")),
     )
-    told = told_rollups(tables["silver.events"])
+    start = F.to_date(F.from_utc_timestamp("from_ts", _zone(context))).alias("start")
+    return {ROLLUPS_TOLD: told.where("rollup_id is not null and version is not null").select("*", start)}
+
+
+def told_rollups(told: DataFrame) -> DataFrame:
+    """
+    The last that was told of each rollup, of ``gold.rollups_told``: ``space_id``, ``rollup_id``, ``told_seq``, ``told_version``,
+    ``told_digest``, ``told_ids``, ``told_period`` and ``told_from`` to ``told_to``.
+    """
+    names = {
+        "seq": "told_seq",
+        "version": "told_version",
+        "digest": "told_digest",
+        "event_ids": "told_ids",
+        "period": "told_period",
+        "from_ts": "told_from",
+        "to_ts": "told_to",
+    }
+    last = F.max(F.struct(*(F.col(name).alias(alias) for name, alias in names.items()))).alias("told")
+    return told.groupBy("space_id", "rollup_id").agg(last).select("space_id", "rollup_id", "told.*")
+
+
+def _build_days(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    members = F.bit_xor(F.xxhash64("event_id", "salience", "ts", "is_withheld")).alias("members_hash")
+    kept = _kept(tables[KEEP_SCORES], _zone(context))
+    return {KEPT_DAYS: kept.groupBy("space_id", "date", "day").agg(F.count("*").alias("members"), members)}
+
+
+def _windows(_: JobContext) -> Mapping[str, InputWindow]:
+    # The longest period has 31 days, and a day may begin half a day before or after that of UTC.
+    return {
+        KEPT_DAYS: InputWindow("date", days_before=1, days_after=_PERIOD_DAYS, is_whole=True, names_days=True),
+        ROLLUPS_TOLD: InputWindow("start", is_whole=True, names_days=True),
+    }
+
+
+def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    tz = _zone(context)
+    standing, few = brought(_standing(tables[KEPT_DAYS], tables[ROLLUPS], context), few=_PERIODS_FEW)
+    stale = standing.where("not is_same").select(*_PERIOD, "basis")
+    same = standing.where("is_same").select(*_PERIOD)
+    before = tables[ROLLUPS].withColumn("start", F.col("date"))
+    made = _made(_of_periods(stale, few, tables, context, tz), context, tz).unionByName(
+        before.join(same, list(_PERIOD), "left_semi").select(
+            *("rollup_id", "space_id", "period", F.unix_micros("from_ts").alias("from_micros")),
+            *(F.unix_micros("to_ts").alias("to_micros"), "summary", "highlights", "features"),
+            *(F.col("provenance.event_ids").alias("event_ids"), "coverage", "event_count", "withheld_count"),
+            *("token_count", "digest", "basis", "date"),
+        )
+    )
+    told = told_rollups(tables[ROLLUPS_TOLD])
     share_max = setting(context, "patch_share_max", PATCH_SHARE_MAX)
     before = F.coalesce("told_ids", F.array().cast("array<string>"))
     known = made.join(told, ["space_id", "rollup_id"], "left").withColumns(
@@ -301,7 +345,7 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
             (F.timestamp_micros("to_micros") <= as_of(context)).alias("is_closed"),
             *("is_told", "action"),
             F.struct("added", "removed").alias("diffs"),
-            "basis",
+            *("basis", "date"),
         )
     }
 
@@ -309,7 +353,7 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
 def _kept(scores: DataFrame, tz: str) -> DataFrame:
     """The memories that are kept, with the day that they fall on."""
     return scores.where(F.col("decision").isin("keep", "protect")).select(
-        *("space_id", "event_id", "ts", "salience", "score"),
+        *("space_id", "event_id", "ts", "date", "salience", "score"),
         (is_guarded(F.col("band")) | (F.col("reason") == "sealed")).alias("is_withheld"),
         F.to_date(F.from_utc_timestamp("ts", tz)).alias("day"),
     )
@@ -320,49 +364,57 @@ def _by_period(of_days: DataFrame) -> DataFrame:
     return of_days.withColumn("period", F.explode(F.array(*map(F.lit, _TOKENS_MAX)))).withColumn("start", _start())
 
 
-def _standing(kept: DataFrame, rollups: DataFrame, context: JobContext, tz: str) -> DataFrame:
+def _standing(kept_days: DataFrame, rollups: DataFrame, context: JobContext) -> DataFrame:
     """
-    Each period with its ``basis``, which stands for the settings and for all the memories it is made of; what the last run
-    made of it (``before``); and whether that is the same still. A period that is not over is the same until a share of its
-    memories (``patch_share_max``) is another: it will change again anyway.
+    Each period with its ``basis``, which stands for the settings and for all the memories it is made of, and whether what the last
+    run made of it is the same still. A period that is not over is the same until a share of its memories (``patch_share_max``) is
+    another: it will change again anyway.
     """
     tokens = tuple(setting(context, f"tokens_{period}_max", most, above=0) for period, most in _TOKENS_MAX.items())
-    made_by = repr((_METHOD, tz, setting(context, "half_life_h", HALF_LIFE_H, above=0), tokens))
+    made_by = repr((_METHOD, _zone(context), setting(context, "half_life_h", HALF_LIFE_H, above=0), tokens))
     method = hashlib.sha256(made_by.encode()).hexdigest()[:16]
-    members = F.bit_xor(F.xxhash64("event_id", "salience", "ts", "is_withheld"))
     # By day first: a week or a month is made of days.
-    days = kept.groupBy("space_id", "day").agg(F.count("*").alias("members"), members.alias("_hash"))
+    days, _ = brought(
+        kept_days.groupBy("space_id", "day").agg(
+            F.sum("members").alias("members"), F.bit_xor("members_hash").alias("_hash")
+        ),
+        few=_PERIODS_FEW,
+    )
     now = (
         _by_period(days)
         .groupBy(*_PERIOD)
         .agg(F.sum("members").alias("members"), F.bit_xor("_hash").alias("_hash"))
         .withColumn("basis", F.concat_ws(":", F.lit(method), "members", F.hex("_hash")))
     )
-    start = F.to_date(F.from_utc_timestamp("from_ts", tz)).alias("start")
-    before = rollups.where(F.col("basis").startswith(method)).select(
-        *("space_id", "period", start),
-        F.struct(
-            *("rollup_id", "space_id", "period"),
-            F.unix_micros("from_ts").alias("from_micros"),
-            F.unix_micros("to_ts").alias("to_micros"),
-            *("summary", "highlights", "features", F.col("provenance.event_ids").alias("event_ids"), "coverage"),
-            *("event_count", "withheld_count", "token_count", "digest", "basis"),
-        ).alias("before"),
-        F.split("basis", ":")[1].cast("bigint").alias("_members"),
+    known = rollups.where(F.col("basis").startswith(method))
+    before, _ = brought(
+        known.select("space_id", "period", F.col("date").alias("start"), "to_ts", F.col("basis").alias("_basis")),
+        few=_PERIODS_FEW,
     )
-    is_open = F.timestamp_micros("before.to_micros") > as_of(context)
-    changed = F.abs(F.col("members") - F.col("_members")) / F.col("_members")
+    members = F.split("_basis", ":")[1].cast("bigint")
+    changed = F.abs(F.col("members") - members) / members
     is_little = changed < setting(context, "patch_share_max", PATCH_SHARE_MAX)
-    is_same = (F.col("before.basis") == F.col("basis")) | (is_open & is_little)
-    return now.join(before, list(_PERIOD), "left").withColumn("is_same", F.coalesce(is_same, F.lit(False)))
+    is_same = (F.col("_basis") == F.col("basis")) | ((F.col("to_ts") > as_of(context)) & is_little)
+    joined = now.join(before, list(_PERIOD), "left")
+    return joined.select(*_PERIOD, "basis", F.coalesce(is_same, F.lit(False)).alias("is_same"))
 
 
-def _of_periods(kept: DataFrame, changed: DataFrame, tables: Mapping[str, DataFrame], context: JobContext) -> DataFrame:
+def _of_periods(
+    stale: DataFrame, standing: pa.Table | None, tables: Mapping[str, DataFrame], context: JobContext, tz: str
+) -> DataFrame:
     """The memories of the periods that changed, at most ``events_max`` a period: the most worth keeping."""
+    scores, memories, features = tables[KEEP_SCORES], tables[MEMORIES], tables[FEATURES]
+    if standing is not None:
+        # Few periods have changed: only their days are read.
+        days = _days_of(standing.filter(pc.invert(standing["is_same"])))
+        scores, features = (each.where(F.col("date").isin(days)) for each in (scores, features))
+        first, last = (days[0], days[-1]) if days else (_EPOCH_DAY, _EPOCH_DAY)
+        memories = memories.where((F.col("ts") >= F.lit(first)) & (F.col("ts") < F.lit(last + timedelta(days=1))))
+        stale = F.broadcast(stale)
     worth = F.row_number().over(Window.partitionBy(*_PERIOD).orderBy(F.desc("score"), F.asc("event_id")))
     chosen, _, near = held(
-        _by_period(kept)
-        .join(changed, list(_PERIOD))
+        _by_period(_kept(scores, tz))
+        .join(stale, list(_PERIOD))
         .withColumn("_place", worth)
         .where(F.col("_place") <= setting(context, "events_max", _EVENTS_MAX, above=0))
         .select(
@@ -374,9 +426,7 @@ def _of_periods(kept: DataFrame, changed: DataFrame, tables: Mapping[str, DataFr
     # What is known of them, looked up where it is stored.
     key = ("space_id", "event_id")
     when = F.struct("ts", "hod", "local_date").alias("when")
-    known = (
-        tables[MEMORIES].select(*key, "text").unionByName(tables[FEATURES].select(*key, when), allowMissingColumns=True)
-    )
+    known = memories.select(*key, "text").unionByName(features.select(*key, when), allowMissingColumns=True)
     return (
         known.join(near(chosen), list(key))
         .repartition("space_id", "period", "start_day")
@@ -390,6 +440,14 @@ def _of_periods(kept: DataFrame, changed: DataFrame, tables: Mapping[str, DataFr
             F.datediff(F.coalesce("when.local_date", F.to_date("ts")), F.lit(_EPOCH_DAY)).alias("local_day"),
         )
     )
+
+
+def _days_of(periods: pa.Table) -> list[date]:
+    """The days of UTC that periods may have a part in, in their order."""
+    found: set[date] = set()
+    for period, start in zip(periods["period"].to_pylist(), periods["start"].to_pylist(), strict=True):
+        found |= {start + timedelta(days=day) for day in range(-1, _PERIODS_DAYS[period] + 1)}
+    return sorted(found)
 
 
 def _start() -> Column:
@@ -411,7 +469,8 @@ def _made(found: DataFrame, context: JobContext, tz: str) -> DataFrame:
     def make(rows: pd.DataFrame) -> pd.DataFrame:
         period = str(rows["period"].iloc[0])
         start, end = _bounds(int(rows["start_day"].iloc[0]), period, tz)
-        made = (*_rollup(rows, period, start, end, half_life_h, tokens_max[period]), rows["basis"].iloc[0])
+        first = _EPOCH_DAY + timedelta(days=int(rows["start_day"].iloc[0]))
+        made = (*_rollup(rows, period, start, end, half_life_h, tokens_max[period]), rows["basis"].iloc[0], first)
         return pd.DataFrame([made], columns=list(_MADE_COLUMNS))
 
     return found.groupBy("space_id", "period", "start_day").applyInPandas(make, _MADE)
@@ -490,12 +549,37 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
 
 CONSOLIDATION_ROLLUPS_JOBS: Final = (
     Job(
+        name="consolidation_told",
+        about="Writes down which rollups were told (for C3 and C4).",
+        reads=("silver.events",),
+        writes=(OutputTable(ROLLUPS_TOLD, _TOLD_SCHEMA, "A rollup as it was told."),),
+        build=_build_told,
+        partitioning=Partitioning(
+            lambda _: {"silver.events": InputWindow("seq", types=(TOLD_TYPE,), topics=(CONSOLIDATION_TOPIC,))},
+            seq_column="seq",
+        ),
+        settings_of="consolidation_rollups",
+    ),
+    Job(
+        name="consolidation_days",
+        about="Counts what was kept of each day, with what tells whether it is still the same (for C3).",
+        reads=(KEEP_SCORES,),
+        writes=(OutputTable(KEPT_DAYS, _KEPT_DAYS_SCHEMA, "How many memories of a space's day are kept, and which."),),
+        build=_build_days,
+        partitioning=Partitioning(lambda _: {KEEP_SCORES: InputWindow("date")}),
+        settings_of="consolidation_rollups",
+    ),
+    Job(
         name="consolidation_rollups",
         about="Sums up each space's days, weeks and months from what was kept (C3).",
-        reads=("silver.events", MEMORIES, KEEP_SCORES, FEATURES, ROLLUPS),
-        writes=(OutputTable(ROLLUPS, _SCHEMA, "One day, week or month of a space, summed up."),),
+        reads=(ROLLUPS_TOLD, MEMORIES, KEEP_SCORES, KEPT_DAYS, FEATURES, ROLLUPS),
+        writes=(
+            OutputTable(ROLLUPS, _SCHEMA, "One day, week or month of a space, summed up; ``date`` is its first day."),
+        ),
         build=_build,
         summarise=_summarise,
+        # A period comes to its end as time passes.
+        partitioning=Partitioning(_windows, moving_days=lambda _: _PERIOD_DAYS),
     ),
 )
 

@@ -11,6 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import ArrayType, DataType, StructType
 
 from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS, CONSOLIDATION_MEMORIES_JOBS
+from tidings.cognition.jobs.consolidation_rollups import CONSOLIDATION_ROLLUPS_JOBS
 from tidings.cognition.jobs.temporal_index import TEMPORAL_TOLD_JOBS
 from tidings.pipeline.jobs.job import Job, JobContext
 
@@ -94,7 +95,8 @@ def run(jobs: Sequence[Job], tables: Mapping[str, DataFrame], at: JobContext) ->
     if "silver.events" in known:
         session = known["silver.events"].sparkSession
         wanted = {table for job in jobs for table in job.reads}
-        for job in (*CONSOLIDATION_ERASURES_JOBS, *CONSOLIDATION_MEMORIES_JOBS, *TEMPORAL_TOLD_JOBS):
+        told = (*TEMPORAL_TOLD_JOBS, CONSOLIDATION_ROLLUPS_JOBS[0])
+        for job in (*CONSOLIDATION_ERASURES_JOBS, *CONSOLIDATION_MEMORIES_JOBS, *told):
             own = {each.table: session.createDataFrame([], each.schema) for each in job.writes}
             if not wanted.isdisjoint(own):
                 built = job.build({**known, **own}, at)

@@ -34,11 +34,11 @@ DAYS, PATTERNS = TEMPORAL_PATTERNS_JOBS
 (CANDIDATES,) = TEMPORAL_CANDIDATES_JOBS
 (DUPLICATES,) = CONSOLIDATION_DUPLICATES_JOBS
 (KEEPING,) = CONSOLIDATION_KEEPING_JOBS
-(ROLLUPS,) = CONSOLIDATION_ROLLUPS_JOBS
+_, KEPT_DAYS, ROLLUPS = CONSOLIDATION_ROLLUPS_JOBS
 LATE, STALE = CONSOLIDATION_LATE_JOBS
 (RETENTION,) = CONSOLIDATION_RETENTION_JOBS
 (SCRUB,) = CONSOLIDATION_SCRUB_JOBS
-ALL = [INDEX, FEATURES, RECENCY, DAYS, PATTERNS, CANDIDATES, DUPLICATES, KEEPING, ROLLUPS]
+ALL = [INDEX, FEATURES, RECENCY, DAYS, PATTERNS, CANDIDATES, DUPLICATES, KEEPING, KEPT_DAYS, ROLLUPS]
 
 
 def tell(job: Job, built: Any, at: datetime = NOW) -> list[Event]:
@@ -217,7 +217,7 @@ def of_kept(spark: SparkSession, events: Events, **settings: Any) -> dict[str, D
         "gold.keep_scores": spark.createDataFrame(scored, KEEPING.writes[0].schema),
         "gold.temporal_features": spark.createDataFrame([], FEATURES.writes[0].schema),
     }
-    return run([ROLLUPS], tables, context(NOW, **settings))
+    return run([KEPT_DAYS, ROLLUPS], tables, context(NOW, **settings))
 
 
 @pytest.mark.heavy

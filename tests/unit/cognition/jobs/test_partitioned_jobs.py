@@ -45,6 +45,8 @@ SETTINGS = msgspec.structs.replace(
         "temporal_index": {"ttl_days": 3},
         "temporal_gc": {"ttl_days": 3},
         "learning_drift": {"reference_days": 2, "rows_min": 2},
+        "consolidation_keeping": {"half_life_h": 4.0, "keep_min": 0.3},  # so that some are kept for a day or two
+        "consolidation_rollups": {"patch_share_max": 0.0},  # else what is not over yet may be summed up later
     },
 )
 MINUTES = choose(all_jobs(), ["topic_minutes"])

@@ -16,7 +16,7 @@ from tidings.cognition.jobs.temporal_features import TEMPORAL_FEATURES_JOBS
 pytestmark = pytest.mark.spark
 NOW = utc("2025-09-06T12:00")
 (KEEPING,) = CONSOLIDATION_KEEPING_JOBS
-(ROLLUPS,) = CONSOLIDATION_ROLLUPS_JOBS
+_, KEPT_DAYS, ROLLUPS = CONSOLIDATION_ROLLUPS_JOBS
 
 
 def rolled(spark: SparkSession, events: Events, before: DataFrame | None, **settings: Any) -> DataFrame:
@@ -32,7 +32,7 @@ def rolled(spark: SparkSession, events: Events, before: DataFrame | None, **sett
     }
     if before is not None:
         tables["gold.rollups"] = before
-    return run([ROLLUPS], tables, context(NOW, **settings))["gold.rollups"]
+    return run([KEPT_DAYS, ROLLUPS], tables, context(NOW, **settings))["gold.rollups"]
 
 
 @pytest.mark.heavy
