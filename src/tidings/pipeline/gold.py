@@ -158,7 +158,8 @@ class GoldJobs:
         files, read = self._inputs(job, plan, is_again=is_again)
         is_small = self._is_small(file for found in files.values() for file in found)
         # Rows are made of rows: where there are none to read, none are made.
-        has_rows = any(files[table] for table in (job.reads if job.partitioning is None else plan.windows))
+        of_rows = job.reads if job.partitioning is None else plan.windows
+        has_rows = not of_rows or any(files[table] for table in of_rows)
         built = job.build(self._frames(job, plan, files, is_small=is_small), context) if has_rows else {}
         rows: dict[str, int] = {}
         for number, output in enumerate(job.writes):
