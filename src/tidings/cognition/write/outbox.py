@@ -423,8 +423,9 @@ class Outbox:
     def _rows(self, status: str | None, count_max: int) -> list[OutboxRow]:
         with self._database.transaction("read") as connection:
             rows = connection.execute(
-                f"SELECT {_COLUMNS} FROM outbox WHERE ?1 IS NULL OR status = ?1 ORDER BY sequence_number LIMIT ?2",
-                (status, count_max),
+                f"SELECT {_COLUMNS} FROM outbox WHERE :status IS NULL OR status = :status"
+                " ORDER BY sequence_number LIMIT :count",
+                {"status": status, "count": count_max},
             ).fetchall()
         return [_row(row) for row in rows]
 

@@ -317,9 +317,9 @@ class MemoryStore:
         """Have an episode reach to a moment, if that is in its part of the day and no silence lies between."""
         gap_ns = round(self.settings.episode_gap_s * 1e9)
         stretched = connection.execute(
-            "UPDATE episodes SET first_ns = min(first_ns, ?1), last_ns = max(last_ns, ?1)"
-            " WHERE episode_id = ?2 AND bucket = ?3 AND ?1 - last_ns <= ?4",
-            (at_ns, episode, bucket, gap_ns),
+            "UPDATE episodes SET first_ns = min(first_ns, :at), last_ns = max(last_ns, :at)"
+            " WHERE episode_id = :episode AND bucket = :bucket AND :at - last_ns <= :gap",
+            {"at": at_ns, "episode": episode, "bucket": bucket, "gap": gap_ns},
         )
         return stretched.rowcount > 0
 
