@@ -194,17 +194,20 @@ def _build_memories(tables: Mapping[str, DataFrame], context: JobContext) -> Map
     told = memories_told(events, context).localCheckpoint(eager=False)
     named, few = brought(told.select(*_ID, "seq", "ts", "text_key", _words(None)("keys").alias("tokens")))
     said, few_said = brought(evidence(events).withColumn("_id_hash", F.xxhash64(*_ID)))
-    met = _met(old, few, few_said)
-    new = _first_told(named, met)
+    met, few_met = _met(old, few, few_said)
+    new, _ = brought(_first_told(named, met))
+    if few is not None and few_met is not None:
+        named = new.sparkSession.createDataFrame(_shared(few, few_met))
+    tokens = named.select("seq", F.explode("tokens").alias("token")).join(new.where("is_new_text"), "seq")
     neighbours_max = setting(context, "neighbours_max", _NEIGHBOURS_MAX, above=0)
-    tokens = new.where("is_new_text").select(*_TEXT, "seq", F.explode("tokens").alias("token"))
     pairs, few_pairs = brought(_pairs(tokens, met.where("is_new_text"), neighbours_max))
     columns = [part.split()[0] for part in _MEMORIES_SCHEMA.split(", ")]
-    return {
+    made = {
         MEMORIES: told.join(new.select("seq", "is_new_text"), "seq").select(*columns),
         LIKENESSES: _compared(pairs, few_pairs, told, old, context).unionByName(_repeated(new)),
         EVIDENCE: _dated(said, new, met),
     }
+    return made if few is None else {table: frame.coalesce(1) for table, frame in made.items()}
 
 
 def _words(sieve: Sieve | None) -> Callable[..., Column]:
@@ -217,7 +220,7 @@ def _words(sieve: Sieve | None) -> Callable[..., Column]:
     return cast("Callable[..., Column]", arrow_udf(words, ArrayType(LongType())))  # type: ignore[call-overload, unused-ignore]
 
 
-def _met(old: DataFrame, named: pa.Table | None, said: pa.Table | None) -> DataFrame:
+def _met(old: DataFrame, named: pa.Table | None, said: pa.Table | None) -> tuple[DataFrame, pa.Table | None]:
     """
     The memories before that have something in common with what is new, once for each word (``token``) that they share with it: the
     same id, or a key of their text. Where much is new, all of them.
@@ -229,8 +232,17 @@ def _met(old: DataFrame, named: pa.Table | None, said: pa.Table | None) -> DataF
         ids = said["_id_hash"].to_numpy().astype(np.uint32)
         sieve = Sieve(np.concatenate([ids, *(each.flatten().to_numpy() for each in named["tokens"].chunks)]))
     words = F.explode(_words(sieve)("keys")).alias("token")
-    met, _ = brought(old.select(*_ID, "seq", "ts", "text_key", "is_new_text", words), few=_MET_FEW)
-    return met
+    return brought(old.select(*_ID, "seq", "ts", "text_key", "is_new_text", words), few=_MET_FEW)
+
+
+def _shared(named: pa.Table, met: pa.Table) -> pa.Table:
+    """The new memories with those of their words that another one has too, new or old: most have none."""
+    tokens = named["tokens"].combine_chunks()
+    words, counts = np.unique(np.concatenate([tokens.flatten(), np.unique(met["token"])]), return_counts=True)
+    is_shared = np.isin(tokens.flatten(), words[counts > 1])
+    ends = np.concatenate([[0], np.cumsum(is_shared)])[tokens.offsets]
+    shared = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), tokens.flatten().filter(pa.array(is_shared)))
+    return pa.table({"seq": named["seq"], "tokens": shared})
 
 
 def _first_told(named: DataFrame, met: DataFrame) -> DataFrame:
@@ -242,18 +254,17 @@ def _first_told(named: DataFrame, met: DataFrame) -> DataFrame:
     # Of several with one id the first counts: the log forgets ids with what it drops, so one may come again with another text.
     of_text = of(F.coalesce("text_key", "event_id"))
     columns = (*_ID, "seq", "ts", "text_key")
-    rows = named.select(*columns, "tokens", F.lit(False).alias("_is_old")).unionByName(
-        met.select(*columns, F.lit(True).alias("_is_old")), allowMissingColumns=True
+    rows = named.select(*columns, F.lit(False).alias("_is_old")).unionByName(
+        met.select(*columns, F.lit(True).alias("_is_old"))
     )
-    found = (
+    return (
         rows.withColumn("_place", F.row_number().over(of(F.col("event_id"))))
         .where("_is_old or _place = 1")
         .withColumn("first_seq", F.first("seq").over(of_text))
         .withColumn("is_new_text", F.col("text_key").isNotNull() & (F.col("first_seq") == F.col("seq")))
         .where("not _is_old")
-        .select(*columns, "tokens", "first_seq", "is_new_text")
+        .select(*columns, "first_seq", "is_new_text")
     )
-    return brought(found)[0]
 
 
 def _compared(
@@ -275,8 +286,9 @@ def _compared(
     like = _likeness(
         *(normalised(F.col(f"{side}.text")) for side in ("one", "other")), "one.embedding", "other.embedding"
     )
+    paired = both.join(one, "other_seq")
     return (
-        both.join(one, "other_seq")
+        (paired.repartition(1) if few else paired)
         .withColumn("_like", like)
         .select("space_id", "seq", "other_seq", "text_key", "other_key", "_like.*")
         .where(is_enough)

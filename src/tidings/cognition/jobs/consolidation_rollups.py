@@ -304,9 +304,9 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
     standing, few = brought(_standing(tables[KEPT_DAYS], tables[ROLLUPS], context), few=_PERIODS_FEW)
     stale = standing.where("not is_same").select(*_PERIOD, "basis")
     same = standing.where("is_same").select(*_PERIOD)
-    before = tables[ROLLUPS].withColumn("start", F.col("date"))
+    last = tables[ROLLUPS].withColumn("start", F.col("date"))
     made = _made(_of_periods(stale, few, tables, context, tz), context, tz).unionByName(
-        before.join(same, list(_PERIOD), "left_semi").select(
+        last.join(same, list(_PERIOD), "left_semi").select(
             *("rollup_id", "space_id", "period", F.unix_micros("from_ts").alias("from_micros")),
             *(F.unix_micros("to_ts").alias("to_micros"), "summary", "highlights", "features"),
             *(F.col("provenance.event_ids").alias("event_ids"), "coverage", "event_count", "withheld_count"),
