@@ -304,6 +304,55 @@ def test_a_table_by_seq_with_a_date_is_stored_by_it_and_a_job_without_rows_is_no
     assert workspace.rows("gold.never") == []
 
 
+def test_a_table_that_is_made_anew_names_the_days_that_changed_and_time_the_last_ones(
+    spark: SparkSession, tmp_path: Path
+) -> None:
+    """
+    Of a table that every run makes anew only the days of rows that came or went are computed again, and the last days, which move
+    with time; all other days stay in the files they are in.
+    """
+    workspace = Workspace(tmp_path)
+
+    def counts(tables: Mapping[str, DataFrame], _: JobContext) -> Mapping[str, DataFrame]:
+        of_topic = tables["silver.events"].where("topic = 't'")
+        return {"gold.counts": of_topic.selectExpr("to_date(ts) as date").groupBy("date").count()}
+
+    jobs = [
+        Job(
+            name="counts",
+            about="How many there were.",
+            reads=("silver.events",),
+            writes=(OutputTable("gold.counts", "date date, count bigint", "A day."),),
+            build=counts,
+        ),
+        Job(
+            name="copies",
+            about="The same, by days.",
+            reads=("gold.counts",),
+            writes=(OutputTable("gold.copies", "date date, count bigint", "A day."),),
+            build=lambda tables, _: {"gold.copies": tables["gold.counts"]},
+            partitioning=Partitioning(
+                lambda _: {"gold.counts": InputWindow("date", is_whole=True, names_days=True)}, moving_days=lambda _: 1
+            ),
+        ),
+    ]
+
+    def run(name: str, topic: str, day: float) -> tuple[int | None, list[int], set[str]]:
+        append(workspace, [Event(EventMeta(topic, "X", "s1", name, START + timedelta(days=day)), {})], 10.0)
+        result = made(spark, workspace, jobs)["copies"]
+        files = {file.name for file in workspace.lake.files("gold.copies") if file.day == START.date()}
+        return result.days, list(workspace.column("gold.copies", "count")), files
+
+    days, counted, before = run("first", "t", 0)
+    assert (days, counted) == (None, [1])
+    assert run("fifth", "t", 5) == (1, [1, 1], before)
+    assert run("now", "t", 10) == (1, [1, 1, 1], before)
+    assert run("other", "elsewhere", 10) == (1, [1, 1, 1], before)  # the last days alone
+    days, counted, after = run("late", "t", 0)
+    assert (days, sorted(counted)) == (2, [1, 1, 2])
+    assert before.isdisjoint(after)
+
+
 @pytest.mark.heavy
 def test_a_late_event_changes_its_own_days_alone(spark: SparkSession, tmp_path: Path) -> None:
     """Rows of other days stay in the files they are in; the day gets the event's row."""
