@@ -62,6 +62,7 @@ def test_what_needs_an_extra_says_which(tmp_path: Path) -> None:
         ("demo", "-w", "new"): "server",
         ("token", "show", "abc"): "server",
         ("policy", "list"): "server",
+        ("events", "tail", "--node", "http://127.0.0.1:1", "--token", "t"): "client",
         ("pipeline", "run", "--once"): "pipeline",
         ("table", "list"): "pipeline",
     }

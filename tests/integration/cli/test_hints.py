@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import io
+import os
 import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -15,7 +18,7 @@ import typer.main
 import tidings
 from tests.integration.cli.support import SMALL_SEGMENTS, fill, invoke
 from tidings.bus import EventBus
-from tidings.cli.output import as_typed, console
+from tidings.cli.output import as_typed, console, exit_code_of, from_os_error
 from tidings.cli.pasting import tool
 from tidings.cli.root import app
 
@@ -88,6 +91,32 @@ def test_a_file_where_a_workspace_is_wanted_is_said(tmp_path: Path) -> None:
     assert (missing.exit_code, "log append" in missing.stderr) == (3, True)
 
 
+def test_a_folder_that_may_not_be_written_is_said_to_be_one(tmp_path: Path) -> None:
+    """Whatever the operating system refuses for want of a right has a hint about rights, and the exit code of files."""
+    for number in (errno.EACCES, errno.EPERM, errno.EROFS):
+        told = from_os_error(OSError(number, os.strerror(number), str(tmp_path)))
+
+        assert (exit_code_of(told), told.hint) == (
+            3,
+            "check who owns the folder and who may write it; -w names another",
+        )
+
+
+def test_an_address_without_http_is_asked_about() -> None:
+    """What is neither a context nor an address, and looks like the latter, is answered with the address that was meant."""
+    done = invoke("group", "list", "--node", "127.0.0.1:8787")
+
+    assert (done.exit_code, "is http://127.0.0.1:8787 meant?" in done.stderr) == (2, True)
+
+
+def test_an_append_without_an_event_shows_one_that_can_be_pasted(tmp_path: Path) -> None:
+    """The line in the hint is whole: as it stands it appends."""
+    hint = re.search(r"for example `\S+(?: -m tidings.cli)? (.*)`", invoke("log", "append", "orders").stderr)
+
+    assert hint is not None
+    assert invoke(*shlex.split(hint[1]), "-w", tmp_path).exit_code == 0
+
+
 @pytest.mark.parametrize("noun", ["", *(name for name in ROOT.list_commands(None))])
 def test_help_of_nouns_fits_eighty_columns_and_is_whole(noun: str) -> None:
     """No line of it is longer than 80 columns, and no sentence is cut off; that of verbs is looked at with the reference."""
@@ -157,6 +186,8 @@ async def subscribed(workspace: Path) -> None:
         ("policy list", "there are no policies"),
         ("gateway audit", "nothing is on record"),
         ("subject list", "there are no subjects"),
+        ("table list", "there are no tables yet"),
+        ("pipeline status", "there are no tables yet"),
     ],
 )
 def test_nothing_is_said_in_a_sentence(tmp_path: Path, words: str, said: str) -> None:

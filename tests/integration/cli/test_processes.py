@@ -7,6 +7,7 @@ import signal
 import subprocess
 from pathlib import Path
 
+import psutil  # type: ignore[import-untyped]  # has no stubs
 import pytest
 
 from tests.integration.cli.support import (
@@ -154,3 +155,22 @@ def test_a_folder_that_cannot_be_made_ends_with_3(tmp_path: Path) -> None:
     assert done.exit_code == 3
     assert done.stderr.count("error: ") == 1
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.heavy
+@pytest.mark.spark
+@pytest.mark.timeout(300)
+def test_ctrl_c_while_spark_starts_is_answered_and_leaves_nothing_running(tmp_path: Path) -> None:
+    """It says what is waited for, ends well, and the Java that was being started has ended with it."""
+    fill(tmp_path)
+    with started("pipeline", "run", "--follow", "-w", tmp_path) as following:
+        process, own = following.process, psutil.Process(following.process.pid)
+        assert process.stderr is not None
+        assert process.stderr.readline().startswith(b"starting Spark")
+        while not (java := [each for each in own.children(recursive=True) if each.name() == "java"]):
+            assert process.poll() is None
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=120)
+
+        assert (process.returncode, said) == (0, b"ending, once what was begun is whole; Ctrl-C again ends at once\n")
+        assert psutil.wait_procs(java, timeout=30)[1] == []
