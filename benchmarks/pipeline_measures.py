@@ -221,6 +221,10 @@ _WEEK_EVENTS: Final = 200_000
 """A long history is of many weeks and not of many events a day, whose size would be what is measured."""
 
 
+_WARM_ROUNDS: Final = 3
+"""A JVM goes on compiling for some rounds: a pipeline that runs every minute is warm most of the time."""
+
+
 class Cost(msgspec.Struct, frozen=True):
     """A history of all kinds of events, and how many come in between two runs."""
 
@@ -243,6 +247,8 @@ class Costs(msgspec.Struct, frozen=True):
 
     first_s: float
     """The run over the whole history."""
+    warming_s: list[float]
+    """Over the first new events, while the JVM still compiles."""
     run_s: list[float]
     """Over the new events, by round."""
     jobs: dict[str, JobCost]
@@ -254,12 +260,13 @@ class Costs(msgspec.Struct, frozen=True):
 def measure_cost(case: Cost) -> Costs:
     """Whole runs (bronze, silver, every job of every set) over a few new events."""
     settings, jobs = PipelineSettings(), all_jobs()
+    warming_s: list[float] = []
     run_s: list[float] = []
     jobs_of: dict[str, list[JobResult]] = {}
     first_s, rows, failed = 0.0, 0, set[str]()
     made = GrowingLog(Path(case.folder), case.history, Kinds.LIFE, week=_WEEK_EVENTS)
     with _spark(settings) as (spark, _, _), made as log:
-        for number in range(case.rounds + 2):  # the history, and one round to warm up
+        for number in range(1 + _WARM_ROUNDS + case.rounds):  # the history first
             log.write(case.new if number else case.history)
             begin = time.perf_counter()
             report = Pipeline(Path(case.folder), settings, clock=SYSTEM_CLOCK, run=_run()).run(lambda: spark, jobs)
@@ -268,7 +275,9 @@ def measure_cost(case: Cost) -> Costs:
             rows = report.bronze.rows
             if number == 0:
                 first_s = took
-            elif number > 1:
+            elif number <= _WARM_ROUNDS:
+                warming_s.append(took)
+            else:
                 run_s.append(took)
                 for job in report.jobs:
                     jobs_of.setdefault(job.name, []).append(job)
@@ -276,7 +285,7 @@ def measure_cost(case: Cost) -> Costs:
         name: JobCost(median(each.seconds for each in found), median(each.bytes_read for each in found) / 1e6)
         for name, found in jobs_of.items()
     }
-    return Costs(first_s, run_s, jobs_cost, rows, sorted(failed))
+    return Costs(first_s, warming_s, run_s, jobs_cost, rows, sorted(failed))
 
 
 # The commands
