@@ -230,7 +230,9 @@ def test_patterns_equal_a_plain_computation(spark: SparkSession, moments: list[t
     events = Events()
     for at, tz, person_id in moments:
         events.memory(at, tz=tz, person_id=person_id)
-    built = run([INDEX, FEATURES, DAYS, PATTERNS], {"silver.events": events.frame(spark)}, context(NOW, ttl_days=30_000))
+    built = run(
+        [INDEX, FEATURES, DAYS, PATTERNS], {"silver.events": events.frame(spark)}, context(NOW, ttl_days=30_000)
+    )
 
     for row in rows_of(built["gold.temporal_patterns"]):
         theirs = [at.astimezone(ZoneInfo(tz)) for at, tz, person in moments if row["person_id"] in (None, person)]
