@@ -24,6 +24,7 @@ PAGES: Final = [
     *sorted(path for path in (REPOSITORY / "docs").rglob("*.md") if path.parent.name != "adr"),
 ]
 READ_AS_A_WHOLE: Final = {README, TUTORIAL, *QUICK, *HAVE_TESTS_OF_THEIR_OWN}
+INLINE: Final = re.compile(r"`(tidings [a-z][^`\n]*)`")
 FENCE: Final = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
 
 
@@ -49,10 +50,11 @@ def test_every_program_of_a_page_runs_twice(page: Path, tmp_path: Path, monkeypa
 
 
 def commands_of(page: Path) -> list[str]:
-    """The lines of a page's blocks that call the tool."""
+    """The lines of a page's blocks that call the tool, and what its sentences say to type."""
     lines = "\n".join(blocks(page, "", "sh", "console")).replace("\\\n", " ").splitlines()
     calls = [re.sub(r"^(\$ |.*\| )", "", line) for line in lines]
-    return [line for line in calls if line.startswith("tidings ")]
+    within = INLINE.findall(FENCE.sub("", page.read_text(encoding="utf-8")))
+    return [line for line in (*calls, *within) if line.startswith("tidings ")]
 
 
 @pytest.mark.parametrize("page", [page for page in PAGES if commands_of(page)], ids=id_of)
