@@ -5,8 +5,9 @@ A text's shingles are its overlapping runs of three characters. ``band_keys`` gi
 each. Two texts that share 69 % of their shingles (fewer cannot make a near-duplicate) share five keys on average, and two or
 more almost always.
 
-A memory's keys are stored as words of 32 bits, one after the other (``packed_keys``): one that stands for its id, and one for each
-key of its text. ``words_of`` looks through those of many memories at once. The space is part of every word.
+A memory's keys are stored as words of 32 bits, one after the other (``packed_keys``): one that stands for its id, and if it says
+something one that stands for its text and one for each key of it. ``words_of`` looks through those of many memories at once, and
+``paired`` finds who shares keys with whom. The space is part of every word.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 import functools
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Final
 
 import numpy as np
@@ -70,20 +71,22 @@ def _keys_of(codes: Sequence[Any]) -> Any:
     return keys
 
 
-def packed_keys(texts: Sequence[str | None], space_hashes: Any, id_hashes: Any) -> list[bytes]:
+def packed_keys(texts: Sequence[str | None], space_hashes: Any, id_hashes: Any, text_hashes: Any) -> list[bytes]:
     """
     The words of memories.
 
     Args:
         texts: What each says, if anything.
-        space_hashes, id_hashes: A number that stands for its space, and one for its space and id.
+        space_hashes, id_hashes, text_hashes: A number that stands for its space, one for its space and id, one for its space and text.
     """
-    ids = id_hashes.astype(np.uint32)
+    names = np.stack([id_hashes, text_hashes], axis=1).astype(np.uint32)
     has_text = np.array([bool(each) for each in texts], dtype=bool)
     keys = band_keys([each for each in texts if each])
-    words = _mixed(keys ^ space_hashes.astype(np.uint64)[has_text][:, None]).astype(np.uint32)
-    of_texts = iter(np.sort(words, axis=1))
-    return [ids[at].tobytes() + (next(of_texts).tobytes() if has else b"") for at, has in enumerate(has_text)]
+    words = iter(_mixed(keys ^ space_hashes.astype(np.uint64)[has_text][:, None]).astype(np.uint32))
+    return [
+        names[at].tobytes() + next(words).tobytes() if has else names[at, :1].tobytes()
+        for at, has in enumerate(has_text)
+    ]
 
 
 class Sieve:
@@ -107,16 +110,56 @@ class Sieve:
 
 
 def words_of(packed: pa.Array, sieve: Sieve | None = None) -> pa.Array:
-    """The words of each memory, of those that are looked for or all, from the way they are stored."""
-    if not len(packed):
-        return pa.array([], pa.list_(pa.int64()))
-    ends = np.frombuffer(packed.buffers()[1], np.int32)[packed.offset :][: len(packed) + 1] // 4
-    words = np.frombuffer(packed.buffers()[2] or b"", np.uint32)[ends[0] : ends[-1]]
-    ends = ends - ends[0]
-    if sieve is not None:
-        places = sieve.among(words)
-        words, ends = words[places], np.searchsorted(places, ends)
-    return pa.ListArray.from_arrays(pa.array(ends, pa.int32()), pa.array(words.astype(np.int64)))
+    """
+    The words of each memory, of those that are looked for or all, from the way they are stored: those that stand for its id and
+    text (``names``), and those of its keys (``keys``).
+    """
+    ends = np.zeros(1, np.int32)
+    words = np.empty(0, np.uint32)
+    if len(packed):
+        ends = np.frombuffer(packed.buffers()[1], np.int32)[packed.offset :][: len(packed) + 1] // 4
+        words = np.frombuffer(packed.buffers()[2], np.uint32)[ends[0] : ends[-1]]
+        ends = ends - ends[0]
+    is_name = np.zeros(len(words), dtype=bool)
+    is_name[ends[:-1]] = True
+    is_name[ends[:-1][np.diff(ends) > 1] + 1] = True
+    places = np.arange(len(words)) if sieve is None else sieve.among(words)
+
+    def listed(chosen: Any) -> pa.Array:
+        of_each = pa.array(np.searchsorted(chosen, ends), pa.int32())
+        return pa.ListArray.from_arrays(of_each, pa.array(words[chosen].astype(np.int64)))
+
+    parts = [listed(places[is_name[places]]), listed(places[~is_name[places]])]
+    return pa.StructArray.from_arrays(parts, ["names", "keys"])
+
+
+def paired(batches: Iterable[pa.RecordBatch], neighbours_max: int) -> Iterator[pa.RecordBatch]:
+    """
+    Which new texts share keys with which texts before them.
+
+    Args:
+        batches: ``key``, ``seq`` and ``is_new`` of all texts, in the order of the first two.
+        neighbours_max: Of each key so many texts before a new one count, the last ones.
+
+    Returns:
+        ``seq``, ``other_seq``, and how many keys they share in a batch of what was given: ``shared``.
+    """
+    names = ("key", "seq", "is_new")
+    before = [np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, dtype=bool)]
+    for batch in batches:
+        here = [batch.column(name).to_numpy(zero_copy_only=False) for name in names]
+        key, seq, is_new = (np.concatenate(each) for each in zip(before, here, strict=True))
+        places = np.flatnonzero(is_new[len(before[0]) :]) + len(before[0])
+        found = [np.empty((2, 0), np.int64)]
+        for back in range(1, neighbours_max + 1):
+            places = places[places >= back]
+            places = places[key[places - back] == key[places]]
+            if not len(places):
+                break
+            found.append(np.stack([seq[places], seq[places - back]]))
+        pairs, shared = np.unique(np.concatenate(found, axis=1), axis=1, return_counts=True)
+        yield pa.RecordBatch.from_arrays([pairs[0], pairs[1], shared], ["seq", "other_seq", "shared"])
+        before = [each[-neighbours_max:] for each in (key, seq, is_new)]
 
 
 def likeness(

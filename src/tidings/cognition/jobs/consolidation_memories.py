@@ -12,6 +12,7 @@ a run costs what is new, however many memories there are.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final, cast
 
@@ -28,7 +29,7 @@ from pyspark.sql.window import Window, WindowSpec
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
 from .columns import brought, instant, name_of_actor, number, text, texts, usable
-from .consolidation_likeness import Sieve, likeness, packed_keys, words_of
+from .consolidation_likeness import Sieve, likeness, packed_keys, paired, words_of
 
 ERASURES: Final = "gold.erasures"
 ALL_ERASURES: Final = {ERASURES: InputWindow("erased_seq", is_whole=True)}
@@ -129,26 +130,30 @@ LIKENESSES: Final = "gold.memory_likeness"
 EVIDENCE: Final = "gold.memory_evidence"
 SCORE_MIN: Final = 0.86
 _NEIGHBOURS_MAX: Final = 32
-_MET_FEW: Final = 100_000
+_MET_FEW: Final = 2_000_000
 _SHARED_MIN: Final = 2
 """With fewer keys in common two texts are not compared: duplicates share five and more, chance acquaintances one."""
 _MEMORIES_SCHEMA: Final = (
     "space_id string, event_id string, seq bigint, ts timestamp, author string, text string, length int, text_key string, "
-    "is_new_text boolean, keys binary, confidence double, salience double, embedding array<double>, band string, "
+    "is_new_text boolean, packed_keys binary, confidence double, salience double, embedding array<double>, band string, "
     "is_sealed boolean"
 )
 _LIKENESSES_SCHEMA: Final = (
     "space_id string, seq bigint, other_seq bigint, text_key string, other_key string, jaccard double, cosine double"
 )
 _EVIDENCE_SCHEMA: Final = "space_id string, event_id string, seq bigint, kind string, value double, memory_date date"
+_WORDS: Final = StructType([StructField(name, ArrayType(LongType())) for name in ("names", "keys")])
+_SHARED: Final = "seq bigint, other_seq bigint, shared bigint"
+_SHARED_HERE: Final = pa.schema([(name, pa.int64()) for name in ("seq", "other_seq", "shared")])
 _LIKENESS: Final = StructType([StructField("jaccard", DoubleType()), StructField("cosine", DoubleType())])
 _TEXT: Final = ("space_id", "text_key")
 _ID: Final = ("space_id", "event_id")
 
 
 @pandas_udf(BinaryType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-def _keys(normal: pd.Series, space_hash: pd.Series, id_hash: pd.Series) -> pd.Series:
-    return pd.Series(packed_keys(normal.to_list(), space_hash.to_numpy(), id_hash.to_numpy()), dtype=object)
+def _keys(normal: pd.Series, space_hash: pd.Series, id_hash: pd.Series, text_hash: pd.Series) -> pd.Series:
+    hashes = (each.to_numpy() for each in (space_hash, id_hash, text_hash))
+    return pd.Series(packed_keys(normal.to_list(), *hashes), dtype=object)
 
 
 @pandas_udf(_LIKENESS)  # type: ignore[call-overload, untyped-decorator, unused-ignore]
@@ -184,7 +189,7 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
         .withColumn("length", F.length("text"))
         .withColumn("_normal", normalised(F.col("text")))
         .withColumn("text_key", F.sha2(normal, 256))
-        .withColumn("keys", _keys(normal, F.xxhash64("space_id"), F.xxhash64(*_ID)))
+        .withColumn("packed_keys", _keys(normal, F.xxhash64("space_id"), F.xxhash64(*_ID), F.xxhash64(*_TEXT)))
         .drop("_normal")
     )
 
@@ -192,57 +197,94 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
 def _build_memories(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     events, old = tables["silver.events"], tables[MEMORIES]
     told = memories_told(events, context).localCheckpoint(eager=False)
-    named, few = brought(told.select(*_ID, "seq", "ts", "text_key", _words(None)("keys").alias("tokens")))
+    named, few_named = brought(told.select(*_ID, "seq", "ts", "text_key", _words(None)("packed_keys").alias("words")))
     said, few_said = brought(evidence(events).withColumn("_id_hash", F.xxhash64(*_ID)))
-    met, few_met = _met(old, few, few_said)
-    new, _ = brought(_first_told(named, met))
-    if few is not None and few_met is not None:
-        named = new.sparkSession.createDataFrame(_shared(few, few_met))
-    tokens = named.select("seq", F.explode("tokens").alias("token")).join(new.where("is_new_text"), "seq")
+    met, few_met = _met(old, few_named, few_said)
+    known = met.where("event_id is not null")
+    new, few_new = brought(_first_told(named, known))
     neighbours_max = setting(context, "neighbours_max", _NEIGHBOURS_MAX, above=0)
-    pairs, few_pairs = brought(_pairs(tokens, met.where("is_new_text"), neighbours_max))
+    if few_named is None or few_met is None or few_new is None:
+        shared = _shared(named.join(new.where("is_new_text").select("seq"), "seq"), met, neighbours_max)
+    else:
+        is_new = pc.is_in(few_named["seq"], few_new["seq"].filter(few_new["is_new_text"]))
+        shared = new.sparkSession.createDataFrame(_shared_here(few_named.filter(is_new), few_met, neighbours_max))
+    pairs, few_pairs = brought(_likeliest(shared, neighbours_max))
     columns = [part.split()[0] for part in _MEMORIES_SCHEMA.split(", ")]
     made = {
         MEMORIES: told.join(new.select("seq", "is_new_text"), "seq").select(*columns),
         LIKENESSES: _compared(pairs, few_pairs, told, old, context).unionByName(_repeated(new)),
-        EVIDENCE: _dated(said, new, met),
+        EVIDENCE: _dated(said, new, known),
     }
-    return made if few is None else {table: frame.coalesce(1) for table, frame in made.items()}
+    return made if few_named is None else {table: frame.coalesce(1) for table, frame in made.items()}
 
 
 def _words(sieve: Sieve | None) -> Callable[..., Column]:
-    """A function of ``keys``: its words, as numbers; of those that are looked for or all."""
+    """A function of ``packed_keys``: its words, as numbers; of those that are looked for or all."""
 
     def words(parts: Iterator[pa.Array]) -> Iterator[pa.Array]:
         for part in parts:
             yield words_of(part, sieve)
 
-    return cast("Callable[..., Column]", arrow_udf(words, ArrayType(LongType())))  # type: ignore[call-overload, unused-ignore]
+    return cast("Callable[..., Column]", arrow_udf(words, _WORDS))  # type: ignore[call-overload, unused-ignore]
 
 
 def _met(old: DataFrame, named: pa.Table | None, said: pa.Table | None) -> tuple[DataFrame, pa.Table | None]:
     """
-    The memories before that have something in common with what is new, once for each word (``token``) that they share with it: the
-    same id, or a key of their text. Where much is new, all of them.
+    The memories before that have something in common with what is new (``keys``); where it is their id or text, or where much is
+    new, with those.
     """
     sieve = None
     if named is not None and said is not None:
         if not (named.num_rows or said.num_rows):
             old = old.limit(0)
-        ids = said["_id_hash"].to_numpy().astype(np.uint32)
-        sieve = Sieve(np.concatenate([ids, *(each.flatten().to_numpy() for each in named["tokens"].chunks)]))
-    words = F.explode(_words(sieve)("keys")).alias("token")
-    return brought(old.select(*_ID, "seq", "ts", "text_key", "is_new_text", words), few=_MET_FEW)
+        words = [pc.struct_field(named["words"], part) for part in ("names", "keys")]
+        here = [chunk.flatten().to_numpy() for part in words for chunk in part.chunks]
+        sieve = Sieve(np.concatenate([said["_id_hash"].to_numpy().astype(np.uint32), *here]))
+    is_named = F.size("words.names") > 0
+    found = old.select("*", _words(sieve)("packed_keys").alias("words")).where(is_named | (F.size("words.keys") > 0))
+    columns = [F.when(is_named, F.col(name)).alias(name) for name in (*_ID, "ts", "text_key")]
+    return brought(found.select("seq", "is_new_text", *columns, F.col("words.keys").alias("keys")), few=_MET_FEW)
 
 
-def _shared(named: pa.Table, met: pa.Table) -> pa.Table:
-    """The new memories with those of their words that another one has too, new or old: most have none."""
-    tokens = named["tokens"].combine_chunks()
-    words, counts = np.unique(np.concatenate([tokens.flatten(), np.unique(met["token"])]), return_counts=True)
-    is_shared = np.isin(tokens.flatten(), words[counts > 1])
-    ends = np.concatenate([[0], np.cumsum(is_shared)])[tokens.offsets]
-    shared = pa.ListArray.from_arrays(pa.array(ends, pa.int32()), tokens.flatten().filter(pa.array(is_shared)))
-    return pa.table({"seq": named["seq"], "tokens": shared})
+def _shared(fresh: DataFrame, met: DataFrame, neighbours_max: int) -> DataFrame:
+    """Which new texts share keys with which texts before them: ``seq``, ``other_seq`` and how many (``shared``)."""
+    key = F.explode("keys").alias("key")
+    new = fresh.select(F.explode("words.keys").alias("key"), "seq", F.lit(True).alias("is_new"))
+    texts_ = new.unionByName(met.where("is_new_text").select(key, "seq", F.lit(False).alias("is_new")))
+    return (
+        texts_.repartition("key")
+        .sortWithinPartitions("key", "seq")
+        .mapInArrow(functools.partial(paired, neighbours_max=neighbours_max), _SHARED)
+    )
+
+
+def _shared_here(fresh: pa.Table, met: pa.Table, neighbours_max: int) -> pa.Table:
+    """The same of few."""
+    old = met.filter(met["is_new_text"])
+    parts = []
+    for seqs, keys, is_new in (
+        (fresh["seq"], pc.struct_field(fresh["words"], "keys"), True),
+        (old["seq"], old["keys"], False),
+    ):
+        owners = seqs.take(pc.list_parent_indices(keys))
+        parts.append(pa.table({"key": pc.list_flatten(keys), "seq": owners, "is_new": np.full(len(owners), is_new)}))
+    rows = pa.concat_tables(parts).combine_chunks()
+    rows = rows.take(np.lexsort([rows["seq"].to_numpy(), rows["key"].to_numpy()]))
+    found = pa.Table.from_batches(paired(rows.to_batches(), neighbours_max), _SHARED_HERE)
+    return found.group_by(["seq", "other_seq"]).aggregate([("shared", "sum")]).rename_columns(_SHARED_HERE.names)
+
+
+def _likeliest(shared: DataFrame, neighbours_max: int) -> DataFrame:
+    """The new texts, each with those before it that it is compared with: the likeliest, then the latest."""
+    likeliest = Window.partitionBy("seq").orderBy(F.desc("shared"), F.desc("other_seq"))
+    return (
+        shared.groupBy("seq", "other_seq")
+        .agg(F.sum("shared").alias("shared"))
+        .where(F.col("shared") >= _SHARED_MIN)
+        .withColumn("_place", F.row_number().over(likeliest))
+        .where(F.col("_place") <= neighbours_max)
+        .select("seq", "other_seq")
+    )
 
 
 def _first_told(named: DataFrame, met: DataFrame) -> DataFrame:
@@ -271,7 +313,7 @@ def _compared(
     pairs: DataFrame, few: pa.Table | None, told: DataFrame, old: DataFrame, context: JobContext
 ) -> DataFrame:
     """The pairs of texts that are alike enough, with how much they are."""
-    said = ("space_id", "seq", "text", "embedding")
+    said = ("space_id", "seq", "text_key", "text", "embedding")
     # Nearness in time and a common author may add a tenth.
     is_enough = 0.45 * F.col("jaccard") + 0.45 * F.col("cosine") + 0.1 >= setting(
         context, "score_min", SCORE_MIN, above=0
@@ -289,8 +331,11 @@ def _compared(
     paired = both.join(one, "other_seq")
     return (
         (paired.repartition(1) if few else paired)
+        .where(F.col("one.space_id") == F.col("other.space_id"))
         .withColumn("_like", like)
-        .select("space_id", "seq", "other_seq", "text_key", "other_key", "_like.*")
+        .select(
+            *("one.space_id", "seq", "other_seq", "one.text_key", F.col("other.text_key").alias("other_key"), "_like.*")
+        )
         .where(is_enough)
     )
 
@@ -303,40 +348,13 @@ def _repeated(new: DataFrame) -> DataFrame:
     )
 
 
-def _dated(said: DataFrame, new: DataFrame, met: DataFrame) -> DataFrame:
+def _dated(said: DataFrame, new: DataFrame, known: DataFrame) -> DataFrame:
     """What was said of memories, with the day of the memory if that was known before."""
-    known = new.select(*_ID, "seq", "ts").unionByName(met.select(*_ID, "seq", "ts").distinct())
-    memory = known.select(*_ID, F.col("seq").alias("_seq"), F.to_date("ts").alias("_date"))
+    memory = new.unionByName(known, allowMissingColumns=True).select(
+        *_ID, F.col("seq").alias("_seq"), F.to_date("ts").alias("_date")
+    )
     memory_date = F.when(F.col("_seq") < F.col("seq"), F.col("_date")).alias("memory_date")
     return said.join(memory, list(_ID), "left").select(*_ID, "seq", "kind", "value", memory_date)
-
-
-def _pairs(fresh: DataFrame, known: DataFrame, neighbours_max: int) -> DataFrame:
-    """
-    The new texts, each with those before it that it is compared with.
-
-    Args:
-        fresh: The new texts, by key.
-        known: The texts before them that share keys with them, by key.
-        neighbours_max: With so many others a text is compared: of each key the last, of those the likeliest.
-    """
-    columns = (*_TEXT, "seq", "token")
-    earlier = Window.partitionBy("space_id", "token").orderBy("seq").rowsBetween(-neighbours_max, -1)
-    likeliest = Window.partitionBy("seq").orderBy(F.desc("shared"), F.asc("other_key"))
-    return (
-        known.select(*columns, F.lit(False).alias("_is_fresh"))
-        .unionByName(fresh.select(*columns, F.lit(True).alias("_is_fresh")))
-        .withColumn("others", F.collect_list(F.struct("seq", "text_key")).over(earlier))
-        .where("_is_fresh")
-        .select(*_TEXT, "seq", F.explode("others").alias("_other"))
-        .select(*_TEXT, "seq", F.col("_other.seq").alias("other_seq"), F.col("_other.text_key").alias("other_key"))
-        .groupBy(*_TEXT, "seq", "other_seq", "other_key")
-        .agg(F.count("*").alias("shared"))
-        .where(F.col("shared") >= _SHARED_MIN)
-        .withColumn("_place", F.row_number().over(likeliest))
-        .where(F.col("_place") <= neighbours_max)
-        .select(*_TEXT, "seq", "other_seq", "other_key")
-    )
 
 
 def evidence(events: DataFrame) -> DataFrame:

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 
 from tests.unit.cognition.jobs.temporal_support import EVENTS_SCHEMA, Events, context, rows_of, run, utc
+from tidings.cognition.jobs import consolidation_duplicates, consolidation_memories
 from tidings.cognition.jobs.consolidation_duplicates import CONSOLIDATION_DUPLICATES_JOBS
 from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS, CONSOLIDATION_MEMORIES_JOBS
 
@@ -153,11 +154,17 @@ def test_one_text_many_times(merged: Merged) -> None:
 
 @pytest.mark.heavy
 @pytest.mark.req("C1")
-def test_new_texts_are_compared_with_old_ones(spark: SparkSession, merged: Merged) -> None:
+@pytest.mark.parametrize("is_much", [False, True])
+def test_new_texts_are_compared_with_old_ones(
+    spark: SparkSession, merged: Merged, monkeypatch: pytest.MonkeyPatch, is_much: bool
+) -> None:
     """
     Memories that come one after the other, and are compared with what was known then, are merged as they are when all come at
-    once; what is known already is not compared again.
+    once, whether they are few or too many to be brought together; what is known already is not compared again.
     """
+    if is_much:
+        for module in (consolidation_memories, consolidation_duplicates):
+            monkeypatch.setattr(module, "brought", lambda frame, few=0: (frame.localCheckpoint(eager=False), None))
     whole, known = scenarios(), {each.table: spark.createDataFrame([], each.schema) for each in MEMORIES.writes}
     for part in (whole.rows[: len(whole.rows) // 2], whole.rows[len(whole.rows) // 2 :]):
         built = MEMORIES.build(
