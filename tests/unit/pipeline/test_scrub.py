@@ -44,7 +44,7 @@ ALL_TIMES: Final = {"request_id": "r", "from": "2020-01-01T00:00:00Z", "to": "21
 LISTS: Final = frozenset({"gold.scrub_list", "gold.temporal_deletions"})
 NAMING: Final = {
     *("gold.temporal_index", "gold.temporal_features", "gold.recency", "gold.temporal_patterns", "silver.events"),
-    *("gold.temporal_candidates", "gold.near_duplicates", "gold.keep_scores", "gold.rollups"),
+    *("gold.temporal_candidates", "gold.temporal_days", "gold.near_duplicates", "gold.keep_scores", "gold.rollups"),
 }
 """The tables whose rows name memories."""
 
