@@ -32,7 +32,7 @@ COUNT = 160
 JOBS = ["topic_minutes", "group_health"]
 RUN = ("pipeline", "run", "--once", "--jobs", ",".join(JOBS))
 TABLES = ("bronze.events", "silver.events", "silver.sync_events", "gold.topic_minutes")
-SMALL_EXECUTORS = ("--set", "spark.executor.memory=512m", "--set", "small_rows_max=0")
+SMALL_EXECUTORS = ("--set", "spark.executor.memory=512m", "--set", "small_rows_max=0", "--set", "undivided_rows_max=0")
 
 
 @pytest.fixture(scope="module")

@@ -27,7 +27,7 @@ from .jobs.job import InputWindow, Job, JobContext
 from .lake import Lake, Note
 from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS
 from .status import JobState
-from .table_files import DataFile, translate_read_errors
+from .table_files import DAY_COLUMN, DataFile, translate_read_errors
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -90,26 +90,49 @@ class Plan:
         low, high = _day_of(file.minimum.get(window.at), min(days)), _day_of(file.maximum.get(window.at), max(days))
         return any(low <= day <= high for day in days)
 
-    def rows(self, table: str, frame: DataFrame) -> DataFrame:
-        """The rows of a table that are needed."""
+    def rows(self, table: str, frame: DataFrame, files: Sequence[DataFile]) -> DataFrame:
+        """
+        Of the rows of these files of a table, those that are needed.
+
+        What is true of every row by the files' bounds is not asked of them: for each other number in a condition Spark compiles
+        its code, and Java that code, anew.
+        """
         window = self.windows.get(table)
         if window is None:
             return frame
         for name, values in window.wanted.items():
             frame = frame.where(frame[name].isin(*values))
         if table in self.since:
-            return frame.where(frame[window.at] > self.since[table])
+            return below(frame, files, window.at, self.since[table], is_above=True)
         if table in self.begins:
             return frame.where(frame[window.at] >= _date_of(self.begins[table]))
         if table in self.needed:
-            days = [_date_of(day) for day in sorted(self.needed[table])]
+            days = self.dates_of(self.needed[table])
+            if window.at == DAY_COLUMN and all(file.day in days for file in files):
+                return frame
+            if days:  # said of the column itself, which lets readers leave out parts of files
+                after = days[-1] + timedelta(days=1)
+                frame = frame.where((frame[window.at] >= days[0]) & (frame[window.at] < after))
             frame = frame.where(frame[window.at].cast("date").isin(days))
         return frame
 
     @property
     def dates(self) -> list[date]:
         """The days whose rows are replaced, in their order."""
-        return [_date_of(day) for day in sorted(self.days)]
+        return self.dates_of(self.days)
+
+    @staticmethod
+    def dates_of(days: Days) -> list[date]:
+        """Days as dates, in their order."""
+        return [_date_of(day) for day in sorted(days)]
+
+
+def below(frame: DataFrame, files: Sequence[DataFile], column: str, seq: int, *, is_above: bool = False) -> DataFrame:
+    """The rows of these files whose seq in a column is at most this, or above it; not asked of them where it is true of all."""
+    others = (None, seq) if is_above else (seq + 1, None)
+    if not any(file.may_hold(column, *others) for file in files):
+        return frame
+    return frame.where(frame[column] > seq if is_above else frame[column] <= seq)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 The jobs of a run: the rows each is given, its commits, and its summary. What it has to compute is ``changes``' to find.
 
 Jobs are fenced: one that fails leaves its tables as they were, is noted, and is tried again by the next run. Jobs that do not
-read each other's tables run side by side. A job whose input is little (``small_bytes_max``) has a session that spends nothing
-on preparing for much, and its tables are written here.
+read each other's tables run side by side. A job whose input is not much (``undivided_rows_max``) has a session that spends
+nothing on preparing for more, and its tables are written here.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import TYPE_CHECKING, Any, Final
 from tidings.core.clock import Clock
 from tidings.core.events import Event
 
-from .changes import GROWING, Changes, Plan
+from .changes import GROWING, Changes, Plan, below
 from .errors import JavaMissing, JobFailed, MasterUnreachable, SparkFailed
-from .jobs.job import Job, JobContext, OutputTable
+from .jobs.job import Job, JobContext, OutputTable, shaped
 from .lake import Lake, Note, Replaces, rows_of, stem
-from .schemas import CORE_TABLES, arrow_schema
+from .schemas import CORE_TABLES, arrow_schema, columns_of
 from .session import Progress, ProgressStep, first_line, session_for_little
 from .settings import PipelineSettings
 from .status import JobState, JobStates
@@ -156,11 +156,12 @@ class GoldJobs:
             return JobResult(job.name)
         self.progress(ProgressStep(job.name, 0, len(job.writes)))
         files, read = self._inputs(job, plan, is_again=is_again)
-        is_small = self._is_small(file for found in files.values() for file in found)
+        read_files = [file for found in files.values() for file in found]
+        is_small = self._is_undivided(read_files)
         # Rows are made of rows: where there are none to read, none are made.
         of_rows = job.reads if job.partitioning is None else plan.windows
         has_rows = not of_rows or any(files[table] for table in of_rows)
-        built = job.build(self._frames(job, plan, files, is_small=is_small), context) if has_rows else {}
+        built = job.build(self._frames(self._session(job, read_files), job, plan, files), context) if has_rows else {}
         rows: dict[str, int] = {}
         for number, output in enumerate(job.writes):
             self.progress(ProgressStep(job.name, number, len(job.writes), sum(rows.values())))
@@ -235,10 +236,9 @@ class GoldJobs:
         )
 
     def _frames(
-        self, job: Job, plan: Plan, files: Mapping[str, Sequence[DataFile]], *, is_small: bool
+        self, spark: SparkSession, job: Job, plan: Plan, files: Mapping[str, Sequence[DataFile]]
     ) -> dict[str, DataFrame]:
         """The rows that the job is given, by table."""
-        spark = self._session(job, is_small=is_small)
         schemas = table_schemas(self.jobs)
         own = {output.table for output in job.writes}
         tables: dict[str, DataFrame] = {}
@@ -249,23 +249,25 @@ class GoldJobs:
                     0
                 )  # Spark then knows that there is nothing, and leaves out what would be joined with it
             elif table in GROWING:
-                frame = frame.where(frame["seq"] <= self.until)
+                frame = below(frame, wanted, "seq", self.until)
             if table in own and plan.since and job.partitioning is not None:
                 # A run that died between two tables left one of them ahead.
                 reached = min(int(self.lake.note(output.table).get("seq", 0)) for output in job.writes)
-                frame = frame.where(frame[job.partitioning.seq_column] <= reached)
-            tables[table] = plan.rows(table, frame) if wanted else frame
+                frame = below(frame, wanted, job.partitioning.seq_column, reached)
+            tables[table] = plan.rows(table, frame, wanted) if wanted else frame
         return tables
 
-    def _session(self, job: Job, *, is_small: bool) -> SparkSession:
+    def _session(self, job: Job, files: Sequence[DataFile]) -> SparkSession:
+        """The session for a job that reads these files."""
         spark = self.spark()
         if not type(spark).__module__.startswith("pyspark.sql.connect"):
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", job.name)
-        return session_for_little(spark) if is_small else spark
+        if not self._is_undivided(files):
+            return spark
+        return session_for_little(spark, is_compiled=not self.settings.is_small(*_amount(files)))
 
-    def _is_small(self, files: Iterable[DataFile]) -> bool:
-        sizes = [(file.rows, file.size) for file in files]
-        return self.settings.is_small(sum(rows for rows, _ in sizes), sum(size for _, size in sizes))
+    def _is_undivided(self, files: Sequence[DataFile]) -> bool:
+        return self.settings.is_undivided(*_amount(files))
 
     def _context(self, job: Job) -> JobContext:
         settings = self.settings.jobs.get(job.settings_of or job.name, {})
@@ -278,7 +280,7 @@ class GoldJobs:
         if self.publish is None or job.summarise is None or (state.published >= max(state.made, 1)):
             return 0
         files = [file for output in job.writes for file in self.lake.files(output.table)]
-        spark = self._session(job, is_small=self._is_small(files))
+        spark = self._session(job, files)
         tables = {output.table: self.lake.read(spark, output.table, None, output.schema) for output in job.writes}
         try:
             events = [_own(event) for event in job.summarise(tables, self._context(job))]
@@ -324,15 +326,12 @@ def as_promised(job: Job, output: OutputTable, frame: DataFrame) -> DataFrame:
     Raises:
         JobFailed: A column is missing, or one too many is there.
     """
-    from pyspark.sql.pandas.types import from_arrow_schema
-
-    promised: Any = from_arrow_schema(arrow_schema(output.schema))
-    wanted, found = [column.name for column in promised], frame.columns
+    wanted, found = [name for name, _ in columns_of(output.schema)], frame.columns
     if missing := [name for name in wanted if name not in found]:
         raise JobFailed(job.name, f"{output.table} lacks the column {missing[0]!r}")
     if surplus := [name for name in found if name not in wanted]:
         raise JobFailed(job.name, f"{output.table} has a column {surplus[0]!r} that it did not promise")
-    return frame.select(*(frame[column.name].cast(column.dataType).alias(column.name) for column in promised))
+    return shaped(frame, output)
 
 
 def _before(job: Job, earlier: Sequence[Job]) -> set[str]:
@@ -343,6 +342,12 @@ def _before(job: Job, earlier: Sequence[Job]) -> set[str]:
         for each in earlier
         if not reads.isdisjoint(output.table for output in each.writes) or not writes.isdisjoint(each.reads)
     }
+
+
+def _amount(files: Iterable[DataFile]) -> tuple[int, int]:
+    """How many rows and bytes files have."""
+    sizes = [(file.rows, file.size) for file in files]
+    return sum(rows for rows, _ in sizes), sum(size for _, size in sizes)
 
 
 def _among(files: Iterable[DataFile]) -> Choice:

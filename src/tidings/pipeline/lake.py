@@ -34,7 +34,7 @@ from deltalake.transaction import AddAction, RemoveAction
 from tidings.core.clock import Clock
 
 from .errors import LakeConflict, LakeDamaged, LakeUnreachable, LakeUnwritable, UnknownTable
-from .schemas import arrow_schema
+from .schemas import arrow_schema, struct_of
 from .storage import Storage
 from .table_files import (
     DAY_COLUMN,
@@ -91,6 +91,8 @@ class Lake:
         self.clock = clock
         self._opening = threading.Lock()
         self._opened: dict[str, DeltaTable] = {}
+        self._known_files: dict[str, tuple[int, Sequence[DataFile]]] = {}
+        """By table, its version and the files that it has then."""
         self._meta: LakeMeta | None = None
         self._is_apart = False
 
@@ -221,8 +223,17 @@ class Lake:
 
     def files(self, table: str, where: Choice | None = None, version: int | None = None) -> list[DataFile]:
         """The table's files, or those among them that ``where`` does not rule out by their bounds."""
-        folder = self.folder(table)
-        found = pa.table(self.open(table, version).get_add_actions(flatten=True))
+        files = self._files(table, version)
+        return [file for file in files if where is None or where(file)]
+
+    def _files(self, table: str, version: int | None) -> Sequence[DataFile]:
+        """All of them, in the order of their names; read from the table's log once for each of its versions."""
+        folder, opened = self.folder(table), self.open(table, version)
+        known = self._known_files.get(folder.url)
+        if known is not None and known[0] == opened.version():
+            return known[1]
+        # Of one moment: another thread may have the table go on to its next version meanwhile.
+        at, found = opened.version(), pa.table(opened.get_add_actions(flatten=True))
         names = found.column_names
         files = []
         for row in found.to_pylist():
@@ -231,10 +242,10 @@ class Lake:
             if (day := row.get(f"partition.{DAY_COLUMN}")) is not None:
                 least[DAY_COLUMN] = most[DAY_COLUMN] = day
             name = unquote(row["path"])
-            file = DataFile(folder, name, row["size_bytes"], row["num_records"] or 0, least, most, day)
-            if where is None or where(file):
-                files.append(file)
+            files.append(DataFile(folder, name, row["size_bytes"], row["num_records"] or 0, least, most, day))
         files.sort(key=lambda each: each.name)
+        if version is None and opened.version() == at:
+            self._known_files[folder.url] = (at, files)
         return files
 
     def schema(self, table: str) -> pa.Schema:
@@ -269,9 +280,9 @@ class Lake:
         if not self.exists(table):
             if ddl is None:
                 raise UnknownTable(table, "there is no such table")
-            return spark.createDataFrame([], from_arrow_schema(arrow_schema(ddl)))
+            return spark.createDataFrame([], struct_of(ddl))
         columns = arrow_schema(ddl) if ddl is not None else self.schema(table)
-        schema = from_arrow_schema(columns)
+        schema = struct_of(ddl) if ddl is not None else from_arrow_schema(columns)
         files = self.files(table, where)
         if not files:
             return spark.createDataFrame([], schema)
@@ -279,7 +290,8 @@ class Lake:
         if can_open(spark, folder):
             # The base path keeps Spark from taking the folders above for partitions.
             reader = spark.read.schema(schema).option("basePath", folder.url)
-            return reader.parquet(*(file.uri for file in files)).select(*columns.names)
+            found = reader.parquet(*(file.uri for file in files))
+            return found if files[0].day is None else found.select(*columns.names)  # Spark puts the day last
         names = spark.createDataFrame([(file.name, file.day) for file in files], "name string, day date")
         return names.repartition(len(files), "name").mapInArrow(FileReader(folder, columns), schema)
 

@@ -46,8 +46,8 @@ def make_archive(settings: PipelineSettings, clock: Clock) -> Path:
         try:
             workspace = Path(folder, "log")
             asyncio.run(_fill(workspace))
-            for number, small_rows_max in enumerate((_EVENTS, 0)):
-                each = msgspec.structs.replace(settings, small_rows_max=small_rows_max)
+            for number, rows_max in enumerate((_EVENTS, 0)):
+                each = msgspec.structs.replace(settings, small_rows_max=rows_max, undivided_rows_max=rows_max)
                 lake = Path(folder, f"lake{number}")
                 Pipeline(workspace, each, clock=clock, run="prepare", lake=lake).run(lambda: session, jobs_in_sets())
         finally:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     import pyarrow as pa  # type: ignore[import-untyped]
+    from pyspark.sql.types import StructType
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,14 @@ def arrow_schema(ddl: str) -> pa.Schema:
     import pyarrow as pa
 
     return pa.schema([pa.field(name, _arrow_type(text)) for name, text in columns_of(ddl)])
+
+
+@functools.cache
+def struct_of(ddl: str) -> StructType:
+    """The columns as Spark knows them."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return from_arrow_schema(arrow_schema(ddl))
 
 
 def columns_of(ddl: str) -> list[tuple[str, str]]:

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 from weakref import WeakKeyDictionary
 
 from .errors import MasterUnreachable, PipelineError, SparkFailed
@@ -93,6 +93,9 @@ _CONF: Final = {
     "spark.sql.parquet.compression.codec": "zstd",
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
+    # Handing a batch to Python and back costs more than what is done with ten thousand numbers.
+    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
+    "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     # Else each column asks the JVM where in our code it was made.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -107,28 +110,64 @@ _CONF: Final = {
 }
 
 
-_LITTLE: Final = {
-    "spark.sql.codegen.wholeStage": "false",
-    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-    "spark.sql.adaptive.enabled": "false",
-    "spark.sql.shuffle.partitions": "1",
-}
-"""For a query over few rows, preparing costs more than computing: code that is generated and compiled, parts, looks at sizes."""
-_little: WeakKeyDictionary[SparkSession, SparkSession] = WeakKeyDictionary()
-_little_lock: Final = threading.Lock()
+_UNDIVIDED: Final = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.partitions": "1"}
+"""For a query over not so many rows: looks at sizes, and parts, would cost more than they save."""
+_LITTLE: Final = {**_UNDIVIDED, "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
+"""For a query over few rows: generating and compiling code would cost more than computing."""
+_beside: WeakKeyDictionary[SparkSession, dict[bool, SparkSession]] = WeakKeyDictionary()
+_beside_lock: Final = threading.Lock()
 
 
-def session_for_little(spark: SparkSession) -> SparkSession:
-    """A session beside this one, in the same Spark, for queries over few rows; over Spark Connect the same one."""
+def session_for_little(spark: SparkSession, *, is_compiled: bool = False) -> SparkSession:
+    """
+    A session beside this one, in the same Spark, for queries over few rows; over Spark Connect the same one.
+
+    Args:
+        spark: This one.
+        is_compiled: Whether there are so many that compiling code for them pays.
+    """
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         return spark
-    with _little_lock:
-        if spark not in _little:
-            beside = spark.newSession()
-            for name, value in _LITTLE.items():
-                beside.conf.set(name, value)
-            _little[spark] = beside
-        return _little[spark]
+    with _beside_lock:
+        known = _beside.setdefault(spark, {})
+        if is_compiled not in known:
+            known[is_compiled] = spark.newSession()
+            for name, value in (_UNDIVIDED if is_compiled else _LITTLE).items():
+                known[is_compiled].conf.set(name, value)
+        return known[is_compiled]
+
+
+class _StaticMethods:
+    """The static methods of a class of the JVM, each looked up once."""
+
+    def __init__(self, of: Any) -> None:
+        self._of = of
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._of, name)
+        setattr(self, name, found)
+        return found
+
+
+_FUNCTIONS: Final = ("functions", "org.apache.spark.sql.functions")
+_CLASSES: Final = ("PythonUtils", "PythonSQLUtils", "PythonRDD", "SerDeUtil", "SimplePythonFunction")
+
+
+def _remember_classes() -> None:
+    """
+    Have what pyspark asks the JVM for again and again be looked up once.
+
+    It names a class for each column that it makes, some thousand times in a run over all jobs, and for some of these names the JVM
+    goes through all of Spark's archives, time and again.
+    """
+    from pyspark import SparkContext
+
+    jvm: Any = SparkContext._jvm
+    for name in _FUNCTIONS:
+        if name not in vars(jvm):
+            setattr(jvm, name, _StaticMethods(getattr(jvm, name)))
+    for name in _CLASSES:
+        setattr(jvm, name, getattr(jvm, name))
 
 
 def is_remote(master: str) -> bool:
@@ -157,7 +196,12 @@ def heap_mb(settings: PipelineSettings, available_mb: int | None = None) -> int:
     return min(max((memory_mb() if available_mb is None else available_mb) // 3, _HEAP_MB_MIN), _HEAP_MB_MAX)
 
 
-_JAVA_OPTIONS: Final = "-Duser.timezone=UTC -XX:+UseParallelGC"
+# Java collects everything when its room for classes grows past a first limit, which Spark passes several times. And with its usual
+# thresholds it spends a third of a run on compiling well, for the most part of what plans queries, which is soon well enough.
+_JAVA_OPTIONS: Final = (
+    "-Duser.timezone=UTC -XX:+UseParallelGC -XX:MetaspaceSize=512m -XX:Tier4InvocationThreshold=25000"
+    " -XX:Tier4MinInvocationThreshold=3000 -XX:Tier4CompileThreshold=75000"
+)
 _BRIEF_OPTIONS: Final = "-Duser.timezone=UTC -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For a JVM that ends before code that is compiled well would have paid: it is compiled quickly, and once."""
 
@@ -180,6 +224,7 @@ def spark_conf(
     if settings.master.startswith("local"):
         conf["spark.driver.host"] = "127.0.0.1"
         conf["spark.driver.bindAddress"] = "127.0.0.1"
+        conf["spark.python.daemon.module"] = "tidings.pipeline.worker_daemon"
         # Files of this machine are quicker looked up than a Spark job is started that looks them up.
         conf["spark.sql.sources.parallelPartitionDiscovery.threshold"] = "100000"
     return {**conf, **settings.spark}
@@ -235,7 +280,7 @@ def start_session(
     # A JVM that makes an archive tells stdout of it.
     with _quiet_start(*(() if is_loud else (2,) if archive is None else (1, 2))):
         try:
-            return builder.getOrCreate()
+            session = builder.getOrCreate()
         except (PySparkException, OSError, RuntimeError) as error:
             if settings.master.startswith("local"):
                 raise SparkFailed("its start", first_line(error)) from error
@@ -244,6 +289,9 @@ def start_session(
             if type(error).__module__.startswith("py4j"):
                 raise MasterUnreachable(settings.master, first_line(error)) from error
             raise
+    if not is_connect:
+        _remember_classes()
+    return session
 
 
 class SessionOnDemand:

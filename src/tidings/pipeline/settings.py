@@ -34,8 +34,11 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
     split_bytes_max: Annotated[int, msgspec.Meta(ge=64 * 1024, le=256 * _MIB)] = 64 * _MIB
     """One task reads about this much of the log: larger segments are split, smaller ones put together."""
     small_rows_max: Annotated[int, msgspec.Meta(ge=0, le=1_000_000)] = 20_000
-    """Up to so many rows, in no more than ``split_bytes_max``, are little work. So many new records are then read, and the tables
-    of a job that reads so many are written, in this process; and Spark computes the job without preparing for more. 0: nothing is."""
+    """Up to so many rows, in no more than ``split_bytes_max``, are little work: so many new records are read in this process, and
+    a job that reads so many is computed without compiling code for it. 0: nothing is."""
+    undivided_rows_max: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 250_000
+    """A job that reads up to so many rows, in no more than ``split_bytes_max``, is computed in one part, and its tables are written
+    in this process. 0: none is."""
     commit_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB, le=1 << 40)] = 8192 * _MIB
     """One commit to bronze takes at most this much of the log; a longer way is gone in several."""
     commit_files_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 20_000
@@ -69,6 +72,10 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
     def is_small(self, rows: int, size: int) -> bool:
         """Whether so many rows in so many bytes are little work."""
         return rows <= self.small_rows_max and size <= self.split_bytes_max
+
+    def is_undivided(self, rows: int, size: int) -> bool:
+        """Whether a job that reads so many rows in so many bytes is computed in one part."""
+        return rows <= self.undivided_rows_max and size <= self.split_bytes_max
 
 
 class ExportFormat(enum.StrEnum):

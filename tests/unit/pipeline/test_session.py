@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from pyspark.sql import functions as F
 
 from tests.unit.pipeline.support import Workspace, event
 from tidings.core.errors import SettingsError
 from tidings.core.settings import checked
 from tidings.pipeline.errors import MasterUnreachable
-from tidings.pipeline.session import check_reachable, heap_mb, is_remote, spark_conf, start_session
+from tidings.pipeline.session import check_reachable, heap_mb, is_remote, session_for_little, spark_conf, start_session
 from tidings.pipeline.settings import PipelineSettings
 from tidings.spark import register
 
@@ -50,6 +53,58 @@ def test_spark_shows_no_storage_option(spark: SparkSession, tmp_path: Path) -> N
     text = str(plan._jdf.queryExecution().toString()).lower()
     assert all(name.lower() in text for name in names)
     assert "hidden" not in text
+
+
+@pytest.mark.spark
+def test_workers_set_aside_what_they_loaded(spark: SparkSession) -> None:
+    """
+    What Spark's Python workers loaded is left out of their collections of garbage, so that these cost what tasks left behind.
+    """
+
+    def frozen(_: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        import gc
+
+        yield pa.RecordBatch.from_pydict({"frozen": [gc.get_freeze_count()]})
+
+    # One worker, task after task: the first one's loading is set aside when it is done.
+    counts = [spark.range(1).coalesce(1).mapInArrow(frozen, "frozen bigint").first() for _ in range(4)]
+
+    assert any(row is not None and row.frozen > 10_000 for row in counts)
+
+
+@pytest.mark.spark
+def test_what_pyspark_asks_of_the_jvm_is_looked_up_once(spark: SparkSession) -> None:
+    """
+    The functions that columns are made with are the same objects each time they are asked for, and do what they say.
+    """
+    jvm: Any = spark._jvm
+
+    assert jvm.functions.col is jvm.functions.col
+    assert jvm.PythonSQLUtils is jvm.PythonSQLUtils
+    assert spark.range(3).select(F.sum(F.col("id") * 2)).first() == (6,)
+
+
+@pytest.mark.spark
+def test_sessions_for_fewer_rows_are_made_once(spark: SparkSession) -> None:
+    """
+    Beside a session there is one for few rows, that compiles nothing, and one for more, which does; neither divides its work.
+    """
+    little, more = session_for_little(spark), session_for_little(spark, is_compiled=True)
+
+    assert session_for_little(spark) is little
+    assert session_for_little(spark, is_compiled=True) is more is not little
+    assert {each.conf.get("spark.sql.shuffle.partitions") for each in (little, more)} == {"1"}
+    assert little.conf.get("spark.sql.codegen.factoryMode") == "NO_CODEGEN"
+    assert spark_conf(PipelineSettings()).keys().isdisjoint({"spark.sql.codegen.factoryMode"})
+
+
+@pytest.mark.parametrize(("rows", "size", "expected"), [(250_000, 1, True), (250_001, 1, False), (1, 1 << 27, False)])
+def test_what_is_computed_in_one_part(rows: int, size: int, expected: bool) -> None:
+    """
+    A job over few enough rows in few enough bytes is computed in one part; with a limit of 0 none is.
+    """
+    assert PipelineSettings().is_undivided(rows, size) is expected
+    assert not PipelineSettings(undivided_rows_max=0).is_undivided(rows, size)
 
 
 @pytest.mark.parametrize(

@@ -166,10 +166,10 @@ def brought(frame: DataFrame, few: int = _FEW) -> tuple[DataFrame, pa.Table | No
     The frame worked out once, and its rows if they are few: those were brought here, and what follows from them alone is computed
     by a session for little. For narrow rows. Where it meets a large table, that one comes first: its session computes both.
     """
-    once = frame.localCheckpoint(eager=False)
-    rows = once.limit(few + 1).toArrow()
-    if rows.num_rows > few:
+    once, count, _ = held(frame)
+    if count > few:
         return once, None
+    rows = once.toArrow()
     return session_for_little(frame.sparkSession).createDataFrame(rows, frame.schema), rows
 
 

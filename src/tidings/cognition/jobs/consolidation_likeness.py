@@ -6,8 +6,8 @@ each. Two texts that share 69 % of their shingles (fewer cannot make a near-dupl
 more almost always.
 
 A memory's keys are stored as words of 32 bits, one after the other (``packed_keys``): one that stands for its id, and if it says
-something one that stands for its text and one for each key of it. ``words_of`` looks through those of many memories at once, and
-``paired`` finds who shares keys with whom. The space is part of every word.
+something one that stands for its text and one for each key of it. ``words_of`` looks through those of many memories at once,
+``paired`` finds who shares keys with whom, and ``nearest`` who shares most. The space is part of every word.
 """
 
 from __future__ import annotations
@@ -109,10 +109,16 @@ class Sieve:
         return places[np.isin(words[places], self._words)]
 
 
-def words_of(packed: pa.Array, sieve: Sieve | None = None) -> pa.Array:
+def words_of(seqs: pa.Array, packed: pa.Array, has_keys: pa.Array, sieve: Sieve | None = None) -> pa.RecordBatch:
     """
-    The words of each memory, of those that are looked for or all, from the way they are stored: those that stand for its id and
-    text (``names``), and those of its keys (``keys``).
+    The words of memories from the way they are stored, one a row: ``seq``, ``word``, and whether it stands for an id or a text
+    (``is_name``) or is a key.
+
+    Args:
+        seqs: Of the memories.
+        packed: Their words as they are stored.
+        has_keys: Whose keys count.
+        sieve: Which words are looked for; without it all are.
     """
     ends = np.zeros(1, np.int32)
     words = np.empty(0, np.uint32)
@@ -120,17 +126,15 @@ def words_of(packed: pa.Array, sieve: Sieve | None = None) -> pa.Array:
         ends = np.frombuffer(packed.buffers()[1], np.int32)[packed.offset :][: len(packed) + 1] // 4
         words = np.frombuffer(packed.buffers()[2], np.uint32)[ends[0] : ends[-1]]
         ends = ends - ends[0]
-    is_name = np.zeros(len(words), dtype=bool)
-    is_name[ends[:-1]] = True
-    is_name[ends[:-1][np.diff(ends) > 1] + 1] = True
     places = np.arange(len(words)) if sieve is None else sieve.among(words)
+    owners = np.searchsorted(ends, places, side="right") - 1
+    is_name = places - ends[owners] < 2  # a word for the id, one for the text, then the keys
+    chosen = is_name | has_keys.to_numpy(zero_copy_only=False)[owners]
+    columns = [seqs.to_numpy()[owners[chosen]], words[places[chosen]].astype(np.int64), is_name[chosen]]
+    return pa.RecordBatch.from_arrays([pa.array(each) for each in columns], list(WORDS))
 
-    def listed(chosen: Any) -> pa.Array:
-        of_each = pa.array(np.searchsorted(chosen, ends), pa.int32())
-        return pa.ListArray.from_arrays(of_each, pa.array(words[chosen].astype(np.int64)))
 
-    parts = [listed(places[is_name[places]]), listed(places[~is_name[places]])]
-    return pa.StructArray.from_arrays(parts, ["names", "keys"])
+WORDS: Final = ("seq", "word", "is_name")
 
 
 def paired(batches: Iterable[pa.RecordBatch], neighbours_max: int) -> Iterator[pa.RecordBatch]:
@@ -138,28 +142,63 @@ def paired(batches: Iterable[pa.RecordBatch], neighbours_max: int) -> Iterator[p
     Which new texts share keys with which texts before them.
 
     Args:
-        batches: ``key``, ``seq`` and ``is_new`` of all texts, in the order of the first two.
+        batches: ``word``, ``seq`` and ``is_new`` of all texts, in the order of the first two.
         neighbours_max: Of each key so many texts before a new one count, the last ones.
 
     Returns:
         ``seq``, ``other_seq``, and how many keys they share in a batch of what was given: ``shared``.
     """
-    names = ("key", "seq", "is_new")
     before = [np.empty(0, np.int64), np.empty(0, np.int64), np.empty(0, dtype=bool)]
     for batch in batches:
-        here = [batch.column(name).to_numpy(zero_copy_only=False) for name in names]
-        key, seq, is_new = (np.concatenate(each) for each in zip(before, here, strict=True))
+        here = [batch.column(name).to_numpy(zero_copy_only=False) for name in _PAIRED]
+        word, seq, is_new = (np.concatenate(each) for each in zip(before, here, strict=True))
         places = np.flatnonzero(is_new[len(before[0]) :]) + len(before[0])
         found = [np.empty((2, 0), np.int64)]
         for back in range(1, neighbours_max + 1):
             places = places[places >= back]
-            places = places[key[places - back] == key[places]]
+            places = places[word[places - back] == word[places]]
             if not len(places):
                 break
             found.append(np.stack([seq[places], seq[places - back]]))
-        pairs, shared = np.unique(np.concatenate(found, axis=1), axis=1, return_counts=True)
-        yield pa.RecordBatch.from_arrays([pairs[0], pairs[1], shared], ["seq", "other_seq", "shared"])
-        before = [each[-neighbours_max:] for each in (key, seq, is_new)]
+        yield _counted(np.concatenate(found, axis=1))
+        before = [each[-neighbours_max:] for each in (word, seq, is_new)]
+
+
+def _counted(pairs: Any) -> pa.RecordBatch:
+    """Each pair of seqs once, in their order, with how often it is there."""
+    pairs = pairs[:, np.lexsort(pairs[::-1])]
+    is_first = np.ones(pairs.shape[1], dtype=bool)
+    is_first[1:] = (pairs[:, 1:] != pairs[:, :-1]).any(axis=0)
+    places = np.flatnonzero(is_first)
+    shared = np.diff(np.append(places, pairs.shape[1]))
+    return pa.RecordBatch.from_arrays([pairs[0, places], pairs[1, places], shared], ["seq", "other_seq", "shared"])
+
+
+def nearest(fresh: pa.Table, known: pa.Table, neighbours_max: int, shared_min: int) -> pa.Table:
+    """
+    New texts, each with those before it that it is compared with (``seq``, ``other_seq``): the likeliest, then the latest.
+
+    Args:
+        fresh, known: ``seq`` and ``word`` of the keys of new texts, and of texts before them.
+        neighbours_max: So many others of each, and of each key so many.
+        shared_min: With fewer keys in common two texts are not compared.
+    """
+    word, seq = (np.concatenate([each[name].to_numpy() for each in (fresh, known)]) for name in ("word", "seq"))
+    is_new = np.arange(len(word)) < fresh.num_rows
+    order = np.lexsort([seq, word])
+    (found,) = paired(
+        [pa.RecordBatch.from_arrays([word[order], seq[order], is_new[order]], list(_PAIRED))], neighbours_max
+    )
+    seqs, others, shared = (found.column(name).to_numpy() for name in found.schema.names)
+    likeliest = np.flatnonzero(shared >= shared_min)
+    likeliest = likeliest[np.lexsort([-others[likeliest], -shared[likeliest], seqs[likeliest]])]
+    # The place of each among those of its text, which follow one another.
+    _, begins, counts = np.unique(seqs[likeliest], return_index=True, return_counts=True)
+    chosen = likeliest[np.arange(len(likeliest)) - np.repeat(begins, counts) < neighbours_max]
+    return pa.table({"seq": seqs[chosen], "other_seq": others[chosen]})
+
+
+_PAIRED: Final = ("word", "seq", "is_new")
 
 
 def likeness(

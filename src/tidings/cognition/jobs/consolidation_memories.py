@@ -13,8 +13,8 @@ a run costs what is new, however many memories there are.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping
-from typing import Final, cast
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 import numpy as np
 import pandas as pd  # type: ignore[import-untyped, unused-ignore]
@@ -22,14 +22,14 @@ import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.functions import arrow_udf, pandas_udf
-from pyspark.sql.types import ArrayType, BinaryType, DoubleType, LongType, StructField, StructType
+from pyspark.sql.pandas.functions import pandas_udf
+from pyspark.sql.types import BinaryType, DoubleType, StructField, StructType
 from pyspark.sql.window import Window, WindowSpec
 
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
 from .columns import brought, instant, name_of_actor, number, text, texts, usable
-from .consolidation_likeness import Sieve, likeness, packed_keys, paired, words_of
+from .consolidation_likeness import Sieve, likeness, nearest, packed_keys, paired, words_of
 
 ERASURES: Final = "gold.erasures"
 ALL_ERASURES: Final = {ERASURES: InputWindow("erased_seq", is_whole=True)}
@@ -130,7 +130,7 @@ LIKENESSES: Final = "gold.memory_likeness"
 EVIDENCE: Final = "gold.memory_evidence"
 SCORE_MIN: Final = 0.86
 _NEIGHBOURS_MAX: Final = 32
-_MET_FEW: Final = 2_000_000
+_WORDS_FEW: Final = 5_000_000
 _SHARED_MIN: Final = 2
 """With fewer keys in common two texts are not compared: duplicates share five and more, chance acquaintances one."""
 _MEMORIES_SCHEMA: Final = (
@@ -142,9 +142,9 @@ _LIKENESSES_SCHEMA: Final = (
     "space_id string, seq bigint, other_seq bigint, text_key string, other_key string, jaccard double, cosine double"
 )
 _EVIDENCE_SCHEMA: Final = "space_id string, event_id string, seq bigint, kind string, value double, memory_date date"
-_WORDS: Final = StructType([StructField(name, ArrayType(LongType())) for name in ("names", "keys")])
+_PACKED: Final = ("seq", "packed_keys", "is_new_text")
+_WORDS: Final = "seq bigint, word bigint, is_name boolean"
 _SHARED: Final = "seq bigint, other_seq bigint, shared bigint"
-_SHARED_HERE: Final = pa.schema([(name, pa.int64()) for name in ("seq", "other_seq", "shared")])
 _LIKENESS: Final = StructType([StructField("jaccard", DoubleType()), StructField("cosine", DoubleType())])
 _TEXT: Final = ("space_id", "text_key")
 _ID: Final = ("space_id", "event_id")
@@ -197,18 +197,21 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
 def _build_memories(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
     events, old = tables["silver.events"], tables[MEMORIES]
     told = memories_told(events, context).localCheckpoint(eager=False)
-    named, few_named = brought(told.select(*_ID, "seq", "ts", "text_key", _words(None)("packed_keys").alias("words")))
+    named, few_named = brought(told.select(*_ID, "seq", "ts", "text_key", "packed_keys"))
     said, few_said = brought(evidence(events).withColumn("_id_hash", F.xxhash64(*_ID)))
-    met, few_met = _met(old, few_named, few_said)
-    known = met.where("event_id is not null")
+    words, few_words, known = _met(old, few_named, few_said)
     new, few_new = brought(_first_told(named, known))
     neighbours_max = setting(context, "neighbours_max", _NEIGHBOURS_MAX, above=0)
-    if few_named is None or few_met is None or few_new is None:
-        shared = _shared(named.join(new.where("is_new_text").select("seq"), "seq"), met, neighbours_max)
+    if few_named is None or few_words is None or few_new is None:
+        fresh = _words_in(named.withColumn("is_new_text", F.lit(True))).join(
+            new.where("is_new_text").select("seq"), "seq"
+        )
+        pairs, few_pairs = brought(_likeliest(_shared(fresh, words, neighbours_max), neighbours_max))
     else:
         is_new = pc.is_in(few_named["seq"], few_new["seq"].filter(few_new["is_new_text"]))
-        shared = new.sparkSession.createDataFrame(_shared_here(few_named.filter(is_new), few_met, neighbours_max))
-    pairs, few_pairs = brought(_likeliest(shared, neighbours_max))
+        fresh_here = _words_here(few_named, is_new)
+        few_pairs = nearest(_keys_in(fresh_here), _keys_in(few_words), neighbours_max, _SHARED_MIN)
+        pairs = new.sparkSession.createDataFrame(few_pairs)
     columns = [part.split()[0] for part in _MEMORIES_SCHEMA.split(", ")]
     made = {
         MEMORIES: told.join(new.select("seq", "is_new_text"), "seq").select(*columns),
@@ -218,60 +221,60 @@ def _build_memories(tables: Mapping[str, DataFrame], context: JobContext) -> Map
     return made if few_named is None else {table: frame.coalesce(1) for table, frame in made.items()}
 
 
-def _words(sieve: Sieve | None) -> Callable[..., Column]:
-    """A function of ``packed_keys``: its words, as numbers; of those that are looked for or all."""
+def _words_in(memories: DataFrame, sieve: Sieve | None = None) -> DataFrame:
+    """The words of memories, of those that are looked for or all (``words_of``)."""
 
-    def words(parts: Iterator[pa.Array]) -> Iterator[pa.Array]:
-        for part in parts:
-            yield words_of(part, sieve)
+    def words(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            seqs, packed, has_keys = (batch.column(name) for name in _PACKED)
+            yield words_of(seqs, packed, has_keys, sieve)
 
-    return cast("Callable[..., Column]", arrow_udf(words, _WORDS))  # type: ignore[call-overload, unused-ignore]
+    return memories.select(*_PACKED).mapInArrow(words, _WORDS)
 
 
-def _met(old: DataFrame, named: pa.Table | None, said: pa.Table | None) -> tuple[DataFrame, pa.Table | None]:
+def _words_here(memories: pa.Table, has_keys: pa.ChunkedArray) -> pa.Table:
+    """The same of few."""
+    chunks = [memories["seq"], memories["packed_keys"], has_keys]
+    return pa.Table.from_batches([words_of(*(each.combine_chunks() for each in chunks))])
+
+
+def _keys_in(words: pa.Table) -> pa.Table:
+    return words.filter(pc.invert(words["is_name"]))
+
+
+def _met(old: DataFrame, named: pa.Table | None, said: pa.Table | None) -> tuple[DataFrame, pa.Table | None, DataFrame]:
     """
-    The memories before that have something in common with what is new (``keys``); where it is their id or text, or where much is
-    new, with those.
+    The words that memories before have in common with what is new, or where much is new all of theirs; the same if they are not too
+    many; and the memories before that may have the id or the text of a new one, or that something new is said of.
     """
-    sieve = None
-    if named is not None and said is not None:
-        if not (named.num_rows or said.num_rows):
-            old = old.limit(0)
-        words = [pc.struct_field(named["words"], part) for part in ("names", "keys")]
-        here = [chunk.flatten().to_numpy() for part in words for chunk in part.chunks]
-        sieve = Sieve(np.concatenate([said["_id_hash"].to_numpy().astype(np.uint32), *here]))
-    is_named = F.size("words.names") > 0
-    found = old.select("*", _words(sieve)("packed_keys").alias("words")).where(is_named | (F.size("words.keys") > 0))
-    columns = [F.when(is_named, F.col(name)).alias(name) for name in (*_ID, "ts", "text_key")]
-    return brought(found.select("seq", "is_new_text", *columns, F.col("words.keys").alias("keys")), few=_MET_FEW)
+    columns = (*_ID, "seq", "ts", "text_key")
+    if named is None or said is None:
+        return _words_in(old), None, old.select(*columns)
+    here = _words_here(named, pa.chunked_array([np.ones(named.num_rows, dtype=bool)]))
+    sieve = Sieve(np.concatenate([said["_id_hash"].to_numpy().astype(np.uint32), here["word"].to_numpy()]))
+    if not (named.num_rows or said.num_rows):
+        old = old.limit(0)
+    words, few = brought(_words_in(old, sieve), few=_WORDS_FEW)
+    seqs = words.where("is_name").select("seq").distinct()
+    if few is not None:
+        named_here = few.filter(few["is_name"]).select(["seq"])
+        seqs = F.broadcast(words.sparkSession.createDataFrame(named_here))
+        old = old if named_here.num_rows else old.limit(0)
+    # What else is known of them is looked up where it is stored.
+    known, _ = brought(old.select(*columns).join(seqs, "seq", "left_semi"))
+    return words, few, known
 
 
-def _shared(fresh: DataFrame, met: DataFrame, neighbours_max: int) -> DataFrame:
+def _shared(fresh: DataFrame, words: DataFrame, neighbours_max: int) -> DataFrame:
     """Which new texts share keys with which texts before them: ``seq``, ``other_seq`` and how many (``shared``)."""
-    key = F.explode("keys").alias("key")
-    new = fresh.select(F.explode("words.keys").alias("key"), "seq", F.lit(True).alias("is_new"))
-    texts_ = new.unionByName(met.where("is_new_text").select(key, "seq", F.lit(False).alias("is_new")))
+    new, old = (each.where("not is_name").select("word", "seq") for each in (fresh, words))
     return (
-        texts_.repartition("key")
-        .sortWithinPartitions("key", "seq")
+        old.withColumn("is_new", F.lit(False))
+        .unionByName(new.withColumn("is_new", F.lit(True)))
+        .repartition("word")
+        .sortWithinPartitions("word", "seq")
         .mapInArrow(functools.partial(paired, neighbours_max=neighbours_max), _SHARED)
     )
-
-
-def _shared_here(fresh: pa.Table, met: pa.Table, neighbours_max: int) -> pa.Table:
-    """The same of few."""
-    old = met.filter(met["is_new_text"])
-    parts = []
-    for seqs, keys, is_new in (
-        (fresh["seq"], pc.struct_field(fresh["words"], "keys"), True),
-        (old["seq"], old["keys"], False),
-    ):
-        owners = seqs.take(pc.list_parent_indices(keys))
-        parts.append(pa.table({"key": pc.list_flatten(keys), "seq": owners, "is_new": np.full(len(owners), is_new)}))
-    rows = pa.concat_tables(parts).combine_chunks()
-    rows = rows.take(np.lexsort([rows["seq"].to_numpy(), rows["key"].to_numpy()]))
-    found = pa.Table.from_batches(paired(rows.to_batches(), neighbours_max), _SHARED_HERE)
-    return found.group_by(["seq", "other_seq"]).aggregate([("shared", "sum")]).rename_columns(_SHARED_HERE.names)
 
 
 def _likeliest(shared: DataFrame, neighbours_max: int) -> DataFrame:

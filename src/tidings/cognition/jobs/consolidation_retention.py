@@ -189,16 +189,25 @@ def released(events: DataFrame, cursors: DataFrame, context: JobContext) -> Data
         events: ``bronze.events``.
         cursors: ``silver.group_cursors``.
     """
-    days = _days_of(setting(context, "retention_days", {}))
+    rules: dict[str, Any] = setting(context, "retention_days", {})
+    days = _days_of(rules)
     # Not by adding days to a time: a rule of a million years is past the calendar's end.
     age_days = (F.unix_micros(as_of(context)) - F.unix_micros("written_at")) / F.lit(86_400_000_000)
-    is_kept = days.isNull() | (age_days < days)
+    # Counted by topic, type and whole days of age first: then the rules are asked of some rows, and not of every event. Where a
+    # rule has a part of a day, the day that it ends in counts twice: before its end and after.
+    parts = sorted({float(each) for each in rules.values() if each % 1})
+    is_within = [(age_days < each).alias(f"_within_{at}") for at, each in enumerate(parts)]
+    is_kept = F.col("_age") < days
+    for at, each in enumerate(parts):
+        is_kept = F.when(days == each, F.col(f"_within_{at}")).otherwise(is_kept)
     topics = (
-        events.groupBy("topic")
+        events.groupBy("topic", "type", F.floor(age_days).alias("_age"), *is_within)
+        .agg(F.min("offset").alias("_first"), F.max("offset").alias("_last"))
+        .groupBy("topic")
         .agg(
-            F.min("offset").alias("first_offset"),
-            F.max("offset").alias("last_offset"),
-            F.min(F.when(is_kept, F.col("offset"))).alias("_kept"),
+            F.min("_first").alias("first_offset"),
+            F.max("_last").alias("last_offset"),
+            F.min(F.when(days.isNull() | is_kept, F.col("_first"))).alias("_kept"),
         )
         .withColumn("aged_offset", F.coalesce(F.col("_kept") - 1, F.col("last_offset")))
     )

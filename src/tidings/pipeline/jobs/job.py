@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
 
-from ..schemas import columns_of
+from ..schemas import struct_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -154,4 +154,16 @@ def shaped(frame: DataFrame, output: OutputTable) -> DataFrame:
     """The columns that an output's schema names, in its order and of its types; others are left behind."""
     from pyspark.sql import functions as F
 
-    return frame.select(*(F.col(f"`{name}`").cast(kind).alias(name) for name, kind in columns_of(output.schema)))
+    # Each column costs conversations with the JVM, so those that are right are left alone.
+    found = {column.name: column.dataType for column in frame.schema}
+    wanted = struct_of(output.schema)
+    if [*found.items()] == [(column.name, column.dataType) for column in wanted]:
+        return frame
+    return frame.select(
+        *(
+            f"`{each.name}`"
+            if found.get(each.name) == each.dataType
+            else F.col(f"`{each.name}`").cast(each.dataType).alias(each.name)
+            for each in wanted
+        )
+    )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
 
-from tidings.cognition.jobs.consolidation_likeness import BANDS, Sieve, packed_keys, paired, words_of
+from tidings.cognition.jobs.consolidation_likeness import BANDS, Sieve, nearest, packed_keys, paired, words_of
 
 TEXTS = ["tea in the garden", None, "tea in the garden!", "", "a", "\ud83d tea", "x" * 50_000]
 
@@ -16,14 +16,18 @@ def packed(texts: list[str | None], space: int) -> pa.Array:
     return pa.array(packed_keys(texts, np.full(len(texts), space), ids, ids * 1_000), pa.binary())
 
 
-def listed(words: pa.Array) -> list[list[int]]:
-    """All words of each."""
-    return [[*each["names"], *each["keys"]] for each in words.to_pylist()]
+def words_in(stored: pa.Array, sieve: Sieve | None = None) -> list[list[int]]:
+    """The words of each memory, in the order they are stored, of those that are looked for or all."""
+    found: list[list[int]] = [[] for _ in stored]
+    seqs, has_keys = pa.array(range(len(stored)), pa.int64()), pa.array([True] * len(stored), pa.bool_())
+    for row in words_of(seqs, stored, has_keys, sieve).to_pylist():
+        found[row["seq"]].append(row["word"])
+    return found
 
 
 def words(texts: list[str | None], space: int) -> list[list[int]]:
     """The words of memories."""
-    return listed(words_of(packed(texts, space)))
+    return words_in(packed(texts, space))
 
 
 def test_a_memory_has_a_word_for_its_id_one_for_its_text_and_one_for_each_key() -> None:
@@ -40,9 +44,21 @@ def test_what_is_looked_for_is_found_and_nothing_else() -> None:
     wanted = {known[0][0], *known[2][3:9], known[6][-1], 12345}
     stored, sieve = packed(TEXTS, 7), Sieve(np.array(sorted(wanted)))
 
-    assert listed(words_of(stored, sieve)) == [[word for word in each if word in wanted] for each in known]
-    assert words_of(stored.slice(2, 3), sieve).to_pylist() == words_of(stored, sieve).to_pylist()[2:5]
-    assert words_of(stored.slice(2, 0), sieve).to_pylist() == []
+    found = [[word for word in each if word in wanted] for each in known]
+    assert words_in(stored, sieve) == found
+    assert words_in(stored.slice(2, 3), sieve) == found[2:5]
+    assert words_in(stored.slice(2, 0), sieve) == []
+
+
+def test_the_first_two_words_are_names_and_keys_may_be_left_out() -> None:
+    """Of a text that was known before only the words for its id and its text are of use."""
+    seqs, has_keys = pa.array(range(10, 10 + len(TEXTS)), pa.int64()), pa.array([at != 2 for at in range(len(TEXTS))])
+
+    found = words_of(seqs, packed(TEXTS, 7), has_keys).to_pylist()
+
+    of_each = {seq: [row["is_name"] for row in found if row["seq"] == seq] for seq in seqs.to_pylist()}
+    whole = [True, True, *[False] * BANDS]
+    assert list(of_each.values()) == [whole, [True], [True, True], [True], whole, whole, whole]
 
 
 def test_texts_of_two_spaces_share_no_words() -> None:
@@ -70,10 +86,40 @@ def test_a_new_text_meets_the_last_ones_before_it_that_have_a_key_of_it() -> Non
     expected = {(9, 3): 2, (9, 2): 1, (11, 9): 1, (11, 3): 1}
 
     for size in range(1, len(rows) + 1):
-        table = pa.table(dict(zip(("key", "seq", "is_new"), map(list, zip(*rows, strict=True)), strict=True)))
+        table = pa.table(dict(zip(("word", "seq", "is_new"), map(list, zip(*rows, strict=True)), strict=True)))
         found: dict[tuple[int, int], int] = {}
         for batch in paired(table.to_batches(max_chunksize=size), 2):
             for row in batch.to_pylist():
                 pair = (row["seq"], row["other_seq"])
                 found[pair] = found.get(pair, 0) + row["shared"]
         assert found == expected
+
+
+def test_a_new_text_is_compared_with_those_that_share_most_and_are_latest() -> None:
+    """At most so many, and none with fewer keys in common than it takes; the same as counted one by one."""
+    draw = np.random.default_rng(5)
+    known, fresh = (
+        pa.table({"seq": draw.integers(low, low + 60, 400), "word": draw.integers(0, 40, 400)})
+        .group_by(["seq", "word"])
+        .aggregate([])
+        for low in (0, 1_000)
+    )
+    keys: dict[int, set[int]] = {}
+    for row in [*known.to_pylist(), *fresh.to_pylist()]:
+        keys.setdefault(row["seq"], set()).add(row["word"])
+
+    found = nearest(fresh, known, 1_000, 2).to_pylist()
+    few = nearest(fresh, known, 3, 2).to_pylist()
+
+    ranked = {
+        seq: sorted(
+            (-len(keys[seq] & keys[other]), -other)
+            for other in keys
+            if other < seq and len(keys[seq] & keys[other]) >= 2
+        )
+        for seq in sorted(keys)
+        if seq >= 1_000
+    }
+    assert found == [{"seq": seq, "other_seq": -other} for seq, each in ranked.items() for _, other in each]
+    assert max(sum(row["seq"] == seq for row in few) for seq in ranked) <= 3
+    assert nearest(fresh.slice(0, 0), known, 3, 2).num_rows == 0
