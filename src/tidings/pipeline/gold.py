@@ -102,9 +102,12 @@ class GoldJobs:
         results: dict[str, JobResult] = {}
         running: dict[Future[JobResult], str] = {}
         waiting = {job: _before(job, self.jobs[:at]) for at, job in enumerate(self.jobs)}
+        ahead = seconds_ahead(waiting, lambda name: self.states.of(name).seconds)
         with ThreadPoolExecutor(self.at_once_max, "tidings-job") as pool:
             while waiting or running:
-                for job in [job for job, before in waiting.items() if before <= results.keys()]:
+                ready = [job for job, before in waiting.items() if before <= results.keys()]
+                ready.sort(key=lambda job: -ahead[job.name])
+                for job in ready[: self.at_once_max - len(running)]:
                     del waiting[job]
                     running[pool.submit(self._fenced, job, is_again=job.name in again, is_paced=is_paced)] = job.name
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
@@ -342,6 +345,22 @@ def _before(job: Job, earlier: Sequence[Job]) -> set[str]:
         for each in earlier
         if not reads.isdisjoint(output.table for output in each.writes) or not writes.isdisjoint(each.reads)
     }
+
+
+def seconds_ahead(before: Mapping[Job, set[str]], seconds: Callable[[str], float]) -> dict[str, float]:
+    """
+    How long it takes from the start of each job to the end of the last one that waits for it, by what each took last: whoever has
+    the longest way ahead goes first, so that a run does not end with jobs that had to wait for each other.
+
+    Args:
+        before: The jobs in their order, each with the names of those that it waits for.
+        seconds: How long a job takes, by its name; 0 if nobody knows.
+    """
+    found: dict[str, float] = {}
+    for job in reversed(list(before)):
+        behind = [found[other.name] for other, names in before.items() if job.name in names]
+        found[job.name] = max(behind, default=0.0) + (seconds(job.name) or 1.0)
+    return found
 
 
 def _amount(files: Iterable[DataFile]) -> tuple[int, int]:

@@ -88,6 +88,7 @@ def check_epoch(lake: Lake, layout: Layout, disk: Disk, epoch: str, *, accepts_e
     lake.begin(epoch)
 
 
+_JOBS_AT_ONCE: Final = 4
 _OWN_BYTES_MAX: Final = 4 << 20
 """With more than so many bytes in the log that are new, nobody asks who published them."""
 
@@ -188,7 +189,7 @@ class Pipeline:
         if until:
             gained = self._fill_silver(spark, meta.epoch, filled, report_to, anew=silver_anew)
             states = JobStates(self.lake.storage, meta.epoch)
-            at_once = self.settings.jobs_at_once_max
+            at_once = self._at_once_max()
             results = self._gold(spark, jobs, states, until, report_to, again=again, is_paced=is_paced, at_once=at_once)
             if jobs and not any(result.error for result in results):
                 is_done = all(result.is_told for result in results)
@@ -244,7 +245,7 @@ class Pipeline:
         results: tuple[JobResult, ...] = ()
         if until and (states.failed() or self.has_news(states.until)):
             # Whoever fills silver meanwhile must not wait for a core.
-            at_once = max(1, min(self.settings.jobs_at_once_max, cores_of(self.settings) - 1))
+            at_once = max(1, min(self._at_once_max(), cores_of(self.settings) - 1))
             results = self._gold(
                 spark, jobs, states, until, progress or _ignore, again=(), is_paced=True, at_once=at_once
             )
@@ -252,6 +253,10 @@ class Pipeline:
                 states.reached(until)
         self._keep_house(None, {}, results)
         return results
+
+    def _at_once_max(self) -> int:
+        """How many jobs run side by side: each has tasks for several cores, and more jobs would only make each other slower."""
+        return self.settings.jobs_at_once_max or min(cores_of(self.settings), _JOBS_AT_ONCE)
 
     def _gold(
         self,

@@ -64,8 +64,9 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
     """In runs that follow the log (``--every``): how much of the log's time must pass before a job that makes its tables anew
     from all of history does so again. Jobs that take up only what changed run every time."""
 
-    jobs_at_once_max: Annotated[int, msgspec.Meta(ge=1, le=64)] = 4
-    """So many jobs that do not need each other's tables run side by side; with ``--follow`` one fewer than there are cores, at most."""
+    jobs_at_once_max: Annotated[int, msgspec.Meta(ge=1, le=64)] | None = None
+    """So many jobs that do not need each other's tables run side by side; by default as many as there are cores, at most four. With
+    ``--follow`` one fewer than there are cores, at most."""
     jobs: dict[str, dict[str, object]] = msgspec.field(default_factory=dict)
     """Settings of jobs, by the job's name."""
 

@@ -59,6 +59,25 @@ def test_a_commit_carries_its_note_and_its_count(lake: Lake) -> None:
     assert file.may_hold("day", None, 1)
 
 
+def test_files_are_those_of_the_last_commit_whoever_made_it(tmp_path: Path, lake: Lake) -> None:
+    """
+    A table's files are asked for again and again; a commit of this process or of another one is seen at once, and what the
+    table was before can still be asked for.
+    """
+    other = Lake(tmp_path / "lake", SYSTEM_CLOCK)
+    put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
+    first = lake.files(TABLE.name)
+    before = lake.open(TABLE.name).version()
+
+    put(other, [{"day": 2, "name": "b", "n": 1}], 2)
+
+    assert [file.maximum["day"] for file in lake.files(TABLE.name)] == [2]
+    assert lake.files(TABLE.name, lambda file: file.may_hold("day", 3, None)) == []
+    assert [file.maximum["day"] for file in lake.files(TABLE.name)] == [2]
+    assert lake.files(TABLE.name, version=before) == first
+    assert [file.maximum["day"] for file in lake.files(TABLE.name)] == [2]
+
+
 def test_files_that_were_not_committed_are_not_seen(lake: Lake) -> None:
     """
     What a run that died left behind belongs to no table, and is swept one day.

@@ -557,6 +557,36 @@ def test_jobs_that_do_not_need_each_other_run_side_by_side(spark: SparkSession, 
     assert seen[-1] == "last"
 
 
+def test_whoever_others_wait_for_longest_goes_first(spark: SparkSession, filled: Workspace) -> None:
+    """One at a time: by what jobs took last, first the one with the longest way behind it, however short it is itself."""
+    seen: list[str] = []
+
+    def build(name: str) -> Build:
+        def made(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+            seen.append(name)
+            return {f"gold.{name}": next(iter(tables.values())).select("topic")}
+
+        return made
+
+    jobs = [
+        Job(name, "", (reads,), (OutputTable(f"gold.{name}", "topic string", ""),), build(name))
+        for name, reads in (
+            ("a", "silver.events"),
+            ("b", "silver.events"),
+            ("first", "silver.events"),
+            ("second", "gold.first"),
+        )
+    ]
+    states = JobStates(filled.lake.storage, filled.epoch)
+    for name, seconds in {"a": 3.0, "b": 9.0, "first": 0.5, "second": 8.9}.items():
+        states.update(name, seconds=seconds)
+    settings = msgspec.structs.replace(TEST_SETTINGS, jobs_at_once_max=1)
+
+    assert filled.pipeline(settings).run(lambda: spark, jobs).failed == ()
+
+    assert seen == ["first", "b", "second", "a"]
+
+
 def test_a_new_epoch_is_refused_until_it_is_accepted(spark: SparkSession, filled: Workspace) -> None:
     """
     After repair gave the log a new epoch, the tables are set aside whole, if that is accepted, and begun anew.

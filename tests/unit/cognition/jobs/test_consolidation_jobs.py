@@ -365,7 +365,7 @@ def compaction(
     return rows_of(run([RETENTION], tables, context(NOW, **settings))["gold.compaction_list"], "topic", "segment")
 
 
-def aged(topic: str, kind: str, *days: int) -> Events:
+def aged(topic: str, kind: str, *days: float) -> Events:
     events = Events()
     for each in days:
         events.add(topic, kind, NOW - timedelta(days=each))
@@ -406,6 +406,27 @@ def test_segments_go_when_read_by_all_and_past_their_time(spark: SparkSession) -
         "still to be kept",
         "it is being written",
     ]
+
+
+@pytest.mark.req("C5")
+def test_a_rule_may_have_a_part_of_a_day(spark: SparkSession) -> None:
+    """An event goes at the moment that its rule says, on the days before and after it and on that day itself."""
+    events = aged("hippo", "HIPPO_ENCODE", 2.6, 1.51, 1.5, 1.49, 1.2, 0.3)
+    segments = [segment(number + 1, number, number) for number in range(6)]
+
+    def gone(days: float) -> int:
+        rows = compaction(spark, events, [], segments, retention_days={"hippo": days, "notes": 0.25})
+        return sum(row["is_released"] for row in rows)
+
+    assert {days: gone(days) for days in (3, 2, 1.5, 1.2, 1, 0.5, 0)} == {
+        3: 0,
+        2: 1,
+        1.5: 3,
+        1.2: 5,
+        1: 5,
+        0.5: 5,
+        0: 6,
+    }
 
 
 @pytest.mark.heavy
