@@ -311,7 +311,7 @@ class Waited(msgspec.Struct, frozen=True):
     idle_s: float
     """A run with nothing new."""
     follow_s: list[float]
-    """With --follow: from the commit of an event until it is in silver, event by event."""
+    """With --follow: from the commit of an event until it is in silver, event by event; the first comes with the command."""
 
 
 _FOLLOW_S_MAX: Final = 120.0
@@ -329,8 +329,8 @@ def measure_commands(case: Commands) -> Waited:
         prepared_s, idle_s = _command(*run), _command(*run)
         lake = Lake(workspace / "lake", SYSTEM_CLOCK)
         with _following(workspace):
-            follow_s = [_until_in_silver(log, lake) for _ in range(case.follows + 1)]
-    return Waited(cold_s, prepare_s, prepared_s, idle_s, follow_s[1:])  # the first one waits for Java
+            follow_s = [_until_in_silver(log, lake) for _ in range(case.follows)]
+    return Waited(cold_s, prepare_s, prepared_s, idle_s, follow_s)
 
 
 def _words(*words: str) -> list[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import TYPE_CHECKING, Final
 
 from tidings.core.errors import TidingsError
@@ -76,11 +77,12 @@ def _follow(
 
     # Spark that is started in the main thread cancels all its jobs at Ctrl-C, in the middle of a commit too; here the query is
     # ended between two of them. And a start that is interrupted would leave its JVM behind.
-    with ThreadPoolExecutor(1, "tidings-pipeline-start") as starting:
-        starting.submit(spark).result()
-    with RunProgress(session.out, session.clock) as progress:
-        following = pipeline.follow(spark, accepts_epoch=accepts_epoch, progress=progress)
-    with ThreadPoolExecutor(1, "tidings-pipeline-jobs") as beside, following as query:
+    with ThreadPoolExecutor(1, "tidings-pipeline-start") as starting, ExitStack() as stack:
+        started = starting.submit(spark)
+        with RunProgress(session.out, session.clock) as progress:
+            following = pipeline.follow(started.result, accepts_epoch=accepts_epoch, progress=progress)
+        beside = stack.enter_context(ThreadPoolExecutor(1, "tidings-pipeline-jobs"))
+        query = stack.enter_context(following)
         session.out.note(f"following the log; the tables reach to seq {pipeline.reached()}")
         running: Future[tuple[JobResult, ...]] | None = None
         looked_at = -jobs_every_s

@@ -5,6 +5,9 @@ The query reads the data source ``tidings``, whose tasks write files of bronze (
 to bronze, and fills silver from there. What counts is the seq that the last commit to bronze names, not the query's
 checkpoint: a micro-batch begins where the table ends. So one that is repeated after a crash, or that a run beside this one
 has done, changes nothing, and a checkpoint that is old or was lost loses nothing.
+
+Starting Spark and setting up a query takes seconds, which nobody has to wait for: until the query has looked at the log, runs
+beside it take in what comes.
 """
 
 from __future__ import annotations
@@ -48,9 +51,10 @@ class Following:
     The streaming query; opened and closed by ``with``.
 
     Args:
-        spark: Where it runs; in this process, not behind Spark Connect, for the commits are made here.
+        spark: Where it runs; in this process, not behind Spark Connect, for the commits are made here. Asked for when it is opened.
         bronze: The table it fills.
         fill_silver: Called in each micro-batch after the commit to bronze; what silver gained.
+        run: Takes in what there is, as a run of its own: called until the query has looked at the log.
         lake: Where the checkpoint goes.
         epoch: Of the log.
         settings: How often the log is looked at, and how much of it a micro-batch takes.
@@ -58,9 +62,10 @@ class Following:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: Callable[[], SparkSession],
         bronze: Bronze,
         fill_silver: Callable[[BronzeFill], Mapping[str, int]],
+        run: Callable[[], FollowedBatch],
         lake: Storage,
         epoch: str,
         settings: PipelineSettings,
@@ -68,6 +73,7 @@ class Following:
         self._spark = spark
         self._bronze = bronze
         self._fill_silver = fill_silver
+        self._run = run
         self._lake = lake
         self.epoch = epoch
         self._settings = settings
@@ -75,23 +81,44 @@ class Following:
         self._stack = contextlib.ExitStack()
         self._batch = threading.Lock()
         """Held while a micro-batch commits."""
-        self._is_ending = False
+        self._ending = threading.Event()
         self._problem: BaseException | None = None
         self._batches: deque[FollowedBatch] = deque()
         self._news = threading.Event()
 
     def __enter__(self) -> Following:
-        stream = self._spark.readStream.format("tidings").options(
-            **self._bronze.reader_options(self._spark, self.epoch)
-        )
-        writer = stream.option("maxBytesPerTrigger", str(self._settings.commit_bytes_max)).load().writeStream
-        writer = writer.foreachBatch(self._take).option("checkpointLocation", self._checkpoint())
-        self._query = writer.trigger(processingTime=f"{self._settings.follow_interval_ms} milliseconds").start()
+        beside = threading.Thread(target=self._run_meanwhile, name="tidings-pipeline-meanwhile", daemon=True)
+        beside.start()
+        self._stack.callback(beside.join)
+        try:
+            self._query = self._started(self._spark())
+        except BaseException:
+            self.__exit__()
+            raise
         return self
+
+    def _started(self, spark: SparkSession) -> StreamingQuery:
+        stream = spark.readStream.format("tidings").options(**self._bronze.reader_options(spark, self.epoch))
+        writer = stream.option("maxBytesPerTrigger", str(self._settings.commit_bytes_max)).load().writeStream
+        writer = writer.foreachBatch(self._take).option("checkpointLocation", self._checkpoint(spark))
+        return writer.trigger(processingTime=f"{self._settings.follow_interval_ms} milliseconds").start()
+
+    def _run_meanwhile(self) -> None:
+        while not (self._ending.wait(self._settings.follow_interval_ms / 1000) or self.has_looked):
+            with self._batch:
+                if self._ending.is_set():
+                    return
+                try:
+                    found = self._run()
+                except Exception:  # noqa: BLE001 - whatever it is, the query meets it too, and says so
+                    continue
+            if found.bronze.commits:
+                self._batches.append(found)
+                self._news.set()
 
     def __exit__(self, *_: object) -> None:
         """End the query: between two micro-batches, or after the one that is being committed."""
-        self._is_ending = True
+        self._ending.set()
         is_held = self._batch.acquire(timeout=_ENDING_S_MAX)
         try:
             if self._query is not None:
@@ -104,7 +131,8 @@ class Following:
     @property
     def has_looked(self) -> bool:
         """Whether the query has looked at the log: until then it is being set up, and whoever works beside it would make it wait."""
-        return self._query is not None and bool(self._query.recentProgress)
+        query = self._query
+        return query is not None and bool(query.recentProgress or query.status["message"].startswith("Waiting"))
 
     def wait(self, seconds: float) -> list[FollowedBatch]:
         """
@@ -125,16 +153,16 @@ class Following:
             return self._problem
         return SparkFailed("following the log", first_line(query.exception() or RuntimeError("the query was ended")))
 
-    def _checkpoint(self) -> str:
+    def _checkpoint(self, spark: SparkSession) -> str:
         """Within the lake if Spark can write there; otherwise for this time only."""
         folder = self._lake.child(CHECKPOINT_FOLDER, self.epoch)
-        if can_open(self._spark, folder):
+        if can_open(spark, folder):
             return folder.url
         return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-follow-"))
 
     def _take(self, frame: DataFrame, _: int) -> None:
         with self._batch:
-            if self._is_ending:
+            if self._ending.is_set():
                 raise InterruptedError("the query is being ended")
             try:
                 filled = self._commit(frame)
@@ -152,4 +180,4 @@ class Following:
             return self._bronze.take(messages, self.epoch)
         except LakeConflict:
             # Another run took some of it, perhaps not all; what is left is taken the way a run does.
-            return self._bronze.fill(lambda: self._spark, self.epoch, lambda _: None)
+            return self._bronze.fill(self._spark, self.epoch, lambda _: None)

@@ -13,6 +13,7 @@ created. The second is always refused.
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,7 +29,7 @@ from tidings.log.embedded.layout import Layout
 
 from .bronze import Bronze, BronzeFill, bronze_state, check_reach
 from .errors import EpochChanged, LakeDamaged, LakeOfAnotherLog, PipelineError
-from .following import Following
+from .following import FollowedBatch, Following
 from .gold import OWN_DEVICE, GoldJobs, JobResult, Publish
 from .housekeeping import keep_house
 from .lake import Lake
@@ -214,8 +215,15 @@ class Pipeline:
             self._keep_house(filled, gained, ())
             return gained
 
+        beside = copy.copy(self)
+        beside._run = f"{self._run}-beside"
+
+        def run() -> FollowedBatch:
+            report = beside.run(spark)
+            return FollowedBatch(report.bronze, report.silver)
+
         bronze = Bronze(self.lake, LogSource(self.layout, self._disk), self.settings, run=self._run)
-        return Following(spark(), bronze, fill_silver, self.lake.storage, epoch, self.settings)
+        return Following(spark, bronze, fill_silver, run, self.lake.storage, epoch, self.settings)
 
     def _fill_silver(
         self,

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,7 +14,7 @@ import pytest
 from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace, event
 from tidings.pipeline.bronze import Bronze, BronzeFill
-from tidings.pipeline.errors import LakeConflict, LakeUnwritable
+from tidings.pipeline.errors import LakeConflict, LakeUnwritable, SparkFailed
 from tidings.pipeline.following import Following
 
 if TYPE_CHECKING:
@@ -62,6 +65,51 @@ def test_what_is_written_is_in_silver_once(
 
     assert workspace.column("silver.events", "seq") == list(range(1, 44))
     assert workspace.verify().is_equal
+
+
+def test_nobody_waits_for_spark_to_start(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    What is written while Spark starts and the query is set up is in silver before there is a query; a record that cannot be taken
+    then is taken later.
+    """
+    workspace, started = Workspace(tmp_path), threading.Event()
+    workspace.append([event(0)])
+
+    def slowly() -> SparkSession:
+        assert started.wait(60)
+        return spark
+
+    following = workspace.pipeline(SETTINGS).follow(slowly)
+    with ThreadPoolExecutor(1) as pool, ExitStack() as stack:
+        opening = pool.submit(following.__enter__)
+        stack.push(following)
+        workspace.append([event(1), event(2)])
+
+        assert reaches(following, 3) == 2
+        assert not opening.done()
+        started.set()
+
+        query = opening.result()
+        workspace.append([event(3)])
+        assert reaches(query, 4) == 1
+    assert workspace.verify().is_equal
+
+
+def test_a_query_that_cannot_be_set_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    """
+    What keeps Spark from starting is raised, and nobody goes on looking at the log.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append([event(0)])
+
+    def never() -> SparkSession:
+        raise SparkFailed("its start", "no room")
+
+    following = workspace.pipeline(SETTINGS).follow(never)
+    with pytest.raises(SparkFailed):
+        following.__enter__()
+
+    assert not [thread for thread in threading.enumerate() if thread.name == "tidings-pipeline-meanwhile"]
 
 
 def full(*_: object) -> BronzeFill:
