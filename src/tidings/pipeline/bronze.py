@@ -42,6 +42,8 @@ class BronzeState:
     """Every record up to here is in the table, or in the quarantine."""
     batch: int = 0
     epoch: str | None = None
+    payload_bytes: int | None = 0
+    """No payload in the table is longer; ``None`` if nobody has looked, as in tables of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,13 +176,21 @@ class Bronze:
         quarantined = self._set_apart(
             [file.entry for file in files if file.table == QUARANTINE.name], planned, epoch, state.batch + 1
         )
+        known = state.payload_bytes
+        longest = None if known is None else max([known, *(file.payload_bytes for file in events)])
         self._lake.commit(
             BRONZE_EVENTS.name,
             arrow_schema(BRONZE_EVENTS.schema),
             self._lake.adds([file.entry for file in events]),
             app=BRONZE_APP,
             version=state.batch + 1,
-            note={"epoch": epoch, "seq": planned.until, "since": planned.since, "batch": state.batch + 1},
+            note={
+                "epoch": epoch,
+                "seq": planned.until,
+                "since": planned.since,
+                "batch": state.batch + 1,
+                "payload_bytes": longest,
+            },
         )
         # Last: hints that are older than the table only cost reading.
         save_hints(self._lake.storage, planned.hints)
@@ -225,7 +235,9 @@ class Bronze:
 def bronze_state(lake: Lake) -> BronzeState:
     """Where the table of events stands."""
     note = lake.note(BRONZE_EVENTS.name)
-    return BronzeState(int(note["seq"]), int(note["batch"]), str(note["epoch"])) if note else BronzeState()
+    if not note:
+        return BronzeState()
+    return BronzeState(int(note["seq"]), int(note["batch"]), str(note["epoch"]), note.get("payload_bytes"))
 
 
 def check_reach(lake: Lake) -> None:

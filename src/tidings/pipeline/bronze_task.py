@@ -12,6 +12,7 @@ from typing import Any, Final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
+import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from .errors import LakeUnwritable, PipelineError, SegmentMissing
 from .line_conversion import BRONZE_ENCODING, BadLine
@@ -57,6 +58,8 @@ class Written(msgspec.Struct, frozen=True, tag=True):
     """What the table's log wants to know of it."""
     log_bytes: int = 0
     """How many bytes of the log went into it."""
+    payload_bytes: int = 0
+    """How long the longest payload in it is."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag=True):
@@ -101,12 +104,13 @@ def write_lines(
         found_at_us: When the lines that are no records were found.
     """
     bad = list(lines.damaged)
+    longest = [0]
     written: list[Message] = []
     try:
         schema = arrow_schema(BRONZE_EVENTS.schema)
-        entry = write_file(events, name, schema, _tables(archive, lines, bad), **BRONZE_ENCODING)
+        entry = write_file(events, name, schema, _tables(archive, lines, bad, longest), **BRONZE_ENCODING)
         if entry is not None:
-            written.append(Written(BRONZE_EVENTS.name, entry, len(lines.data)))
+            written.append(Written(BRONZE_EVENTS.name, entry, len(lines.data), max(longest)))
         rows = pa.Table.from_pylist(
             [quarantine_row(each, archive.epoch, archive.line_bytes_max, found_at_us) for each in bad],
             schema=arrow_schema(QUARANTINE.schema),
@@ -120,9 +124,13 @@ def write_lines(
     return written
 
 
-def _tables(archive: ArchiveTarget, lines: RangeLines, bad: list[MisplacedLine]) -> Iterator[pa.Table]:
+def _tables(
+    archive: ArchiveTarget, lines: RangeLines, bad: list[MisplacedLine], longest: list[int]
+) -> Iterator[pa.Table]:
     for table, found in lines.tables(memory_mb=archive.memory_mb):
         bad += found
+        payloads = (table["payload"], table["sealed"])
+        longest += [pc.max(pc.binary_length(each)).as_py() or 0 for each in payloads]
         yield table
 
 

@@ -18,12 +18,13 @@ from typing import TYPE_CHECKING, Any, Final
 from tidings.core.clock import Clock
 from tidings.core.events import Event
 
+from .bronze import bronze_state
 from .changes import GROWING, Changes, Plan, below
 from .errors import JavaMissing, JobFailed, MasterUnreachable, SparkFailed
 from .jobs.job import Job, JobContext, OutputTable, shaped
 from .lake import Lake, Note, Replaces, rows_of, stem
 from .schemas import CORE_TABLES, arrow_schema, columns_of
-from .session import Progress, ProgressStep, first_line, session_for_little
+from .session import Progress, ProgressStep, first_line, session_for_little, session_for_short_rows
 from .settings import PipelineSettings
 from .status import JobState, JobStates
 from .table_files import DAY_COLUMN, Choice, DataFile
@@ -39,6 +40,8 @@ the log has them now; if it has not (the workspace is busy), the next run says t
 
 OWN_DEVICE: Final = "tidings-pipeline"
 """The ``device`` of what the pipeline itself publishes: it makes no run due."""
+_ENVELOPE_BYTES: Final = 1024
+"""What a row may have beside what its event's payload says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,7 +269,12 @@ class GoldJobs:
         if not type(spark).__module__.startswith("pyspark.sql.connect"):
             spark.sparkContext.setLocalProperty("spark.scheduler.pool", job.name)
         if not self._is_undivided(files):
-            return spark
+            payload_bytes = bronze_state(self.lake).payload_bytes
+            is_by_seq = job.partitioning is not None and bool(job.partitioning.seq_column)
+            if payload_bytes is None or not is_by_seq:
+                return spark
+            # A row that comes from one event is about as long as that event at most.
+            return session_for_short_rows(spark, payload_bytes + _ENVELOPE_BYTES, self.settings)
         return session_for_little(spark, is_compiled=not self.settings.is_small(*_amount(files)))
 
     def _is_undivided(self, files: Sequence[DataFile]) -> bool:

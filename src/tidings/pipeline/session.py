@@ -86,6 +86,12 @@ _HEAP_MB_MAX: Final = 16 * 1024
 _ADDRESS: Final = re.compile(r"(?:spark|sc|k8s)://(?:https?://)?(?P<host>\[[^\]]+\]|[^:/,;]+)(?::(?P<port>[0-9]+))?")
 _DEFAULT_PORTS: Final = {"spark": 7077, "sc": 15002, "k8s": 443}
 
+_BATCH_ROWS: Final = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BATCH_BYTES: Final = "spark.sql.execution.arrow.maxBytesPerBatch"
+_BATCH_BYTES_MAX: Final = 32 << 20
+_BATCH_ROWS_MIN: Final = 1 << 10
+_BATCH_ROWS_MAX: Final = 1 << 16
+
 _CONF: Final = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
@@ -94,8 +100,8 @@ _CONF: Final = {
     "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
     "spark.sql.execution.arrow.pyspark.enabled": "true",
     # Handing a batch to Python and back costs more than what is done with ten thousand numbers.
-    "spark.sql.execution.arrow.maxRecordsPerBatch": "65536",
-    "spark.sql.execution.arrow.maxBytesPerBatch": "32m",
+    _BATCH_ROWS: str(_BATCH_ROWS_MAX),
+    _BATCH_BYTES: str(_BATCH_BYTES_MAX),
     "spark.sql.execution.pyspark.udf.faulthandler.enabled": "true",
     # Else each column asks the JVM where in our code it was made.
     "spark.python.sql.dataFrameDebugging.enabled": "false",
@@ -114,7 +120,7 @@ _UNDIVIDED: Final = {"spark.sql.adaptive.enabled": "false", "spark.sql.shuffle.p
 """For a query over not so many rows: looks at sizes, and parts, would cost more than they save."""
 _LITTLE: Final = {**_UNDIVIDED, "spark.sql.codegen.wholeStage": "false", "spark.sql.codegen.factoryMode": "NO_CODEGEN"}
 """For a query over few rows: generating and compiling code would cost more than computing."""
-_beside: WeakKeyDictionary[SparkSession, dict[bool, SparkSession]] = WeakKeyDictionary()
+_beside: WeakKeyDictionary[SparkSession, dict[tuple[tuple[str, str], ...], SparkSession]] = WeakKeyDictionary()
 _beside_lock: Final = threading.Lock()
 
 
@@ -126,15 +132,34 @@ def session_for_little(spark: SparkSession, *, is_compiled: bool = False) -> Spa
         spark: This one.
         is_compiled: Whether there are so many that compiling code for them pays.
     """
+    return _session_beside(spark, _UNDIVIDED if is_compiled else _LITTLE)
+
+
+def session_for_short_rows(spark: SparkSession, row_bytes_max: int, settings: PipelineSettings) -> SparkSession:
+    """
+    A session beside this one for queries whose rows are no longer than this: what Spark hands to Python at a time is then bound by a
+    number of rows. Measuring all columns after each row, as it does for a bound in bytes, takes longer than most of what is done
+    with rows that have lists and maps. Where rows are long, or somebody set these bounds, the same session.
+    """
+    rows = min(_BATCH_BYTES_MAX // max(row_bytes_max, 1), _BATCH_ROWS_MAX)
+    if rows < _BATCH_ROWS_MIN or not settings.spark.keys().isdisjoint((_BATCH_ROWS, _BATCH_BYTES)):
+        return spark
+    # A power of two, so that there are few of these sessions however the longest row grows.
+    return _session_beside(spark, {_BATCH_ROWS: str(1 << rows.bit_length() - 1), _BATCH_BYTES: str((1 << 31) - 1)})
+
+
+def _session_beside(spark: SparkSession, conf: Mapping[str, str]) -> SparkSession:
+    """The session beside this one that has these settings; over Spark Connect the same one."""
     if type(spark).__module__.startswith("pyspark.sql.connect"):
         return spark
+    key = tuple(conf.items())
     with _beside_lock:
         known = _beside.setdefault(spark, {})
-        if is_compiled not in known:
-            known[is_compiled] = spark.newSession()
-            for name, value in (_UNDIVIDED if is_compiled else _LITTLE).items():
-                known[is_compiled].conf.set(name, value)
-        return known[is_compiled]
+        if key not in known:
+            known[key] = spark.newSession()
+            for name, value in conf.items():
+                known[key].conf.set(name, value)
+        return known[key]
 
 
 class _StaticMethods:

@@ -20,7 +20,7 @@ from tidings.pipeline.bronze import Bronze, bronze_state, gap_rows, without_repe
 from tidings.pipeline.bronze_task import Message, Planned, Written
 from tidings.pipeline.errors import LakeConflict, SegmentMissing
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.schemas import QUARANTINE, arrow_schema
+from tidings.pipeline.schemas import BRONZE_EVENTS, QUARANTINE, arrow_schema
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.source import Gap, SegmentRange, bundles
 from tidings.pipeline.state_files import Hints, load_archived
@@ -61,6 +61,26 @@ def test_each_run_takes_what_is_new(spark: SparkSession, tmp_path: Path, is_smal
     assert workspace.column("silver.events", "seq") == list(range(1, 51))
     assert _inodes(workspace, "silver.events") == _inodes(workspace, "bronze.events")  # no row was written twice
     assert workspace.verify().is_equal
+
+
+def test_how_long_payloads_are_is_known_of_the_whole_table_or_not_at_all(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    The table says how long its longest payload is; if an earlier version made a part of it, nobody knows.
+    """
+    workspace = Workspace(tmp_path)
+    lengths: list[int | None] = []
+    for number, text in enumerate(("ab", "x" * 1_000, "abc")):
+        workspace.append([event(number, payload={"text": text})])
+        workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
+        lengths.append(bronze_state(workspace.lake).payload_bytes)
+    note = {"epoch": workspace.epoch, "seq": 3, "batch": 3}
+    schema = arrow_schema(BRONZE_EVENTS.schema)
+    workspace.lake.commit(BRONZE_EVENTS.name, schema, [], app="earlier", version=1, note=note)
+    workspace.append([event(3)])
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
+    lengths.append(bronze_state(workspace.lake).payload_bytes)
+
+    assert lengths == [len('{"text":"ab"}'), 1_011, 1_011, None]
 
 
 def _inodes(workspace: Workspace, table: str) -> set[int]:

@@ -28,7 +28,7 @@ from tidings.pipeline import bronze, runner
 from tidings.pipeline.bronze import Bronze
 from tidings.pipeline.errors import EpochChanged, JavaMissing, JobFailed, LakeConflict, LakeOfAnotherLog, PositionLost
 from tidings.pipeline.gold import OWN_DEVICE
-from tidings.pipeline.jobs.job import Build, Job, JobContext, OutputTable
+from tidings.pipeline.jobs.job import Build, InputWindow, Job, JobContext, OutputTable, Partitioning
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.runner import RunReport
 from tidings.pipeline.session import ProgressStep
@@ -585,6 +585,49 @@ def test_whoever_others_wait_for_longest_goes_first(spark: SparkSession, filled:
     assert filled.pipeline(settings).run(lambda: spark, jobs).failed == ()
 
     assert seen == ["first", "b", "second", "a"]
+
+
+def test_rows_of_short_events_are_handed_over_by_number(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    A job over much, whose rows each come from one event, has its batches bound by a number of rows as long as no payload is long;
+    from the first long one on by bytes. Jobs of other kinds are always bound by bytes.
+    """
+    seen: dict[str, list[bool]] = {"by_seq": [], "whole": []}
+
+    def build(name: str) -> Build:
+        def made(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+            events = tables["silver.events"]
+            bytes_max = events.sparkSession.conf.get("spark.sql.execution.arrow.maxBytesPerBatch") or ""
+            seen[name].append(int(bytes_max) < (1 << 31) - 1)
+            return {f"gold.{name}": events.select("seq")}
+
+        return made
+
+    by_seq = Partitioning(lambda _: {"silver.events": InputWindow("seq")}, seq_column="seq")
+    jobs = [
+        Job(
+            name,
+            "",
+            ("silver.events",),
+            (OutputTable(f"gold.{name}", "seq bigint", ""),),
+            build(name),
+            partitioning=how,
+        )
+        for name, how in (("by_seq", by_seq), ("whole", None))
+    ]
+    settings = msgspec.structs.replace(TEST_SETTINGS, undivided_rows_max=0)
+
+    def run() -> None:
+        assert workspace.pipeline(settings).run(lambda: spark, jobs).failed == ()
+
+    run()
+    workspace.append([event(10_000, payload={"text": "x" * 40_000})])
+    run()
+    workspace.append([event(10_001)])
+    run()
+
+    assert seen == {"by_seq": [False, True, True], "whole": [True, True, True]}
+    assert workspace.column("gold.by_seq", "seq") == workspace.column("silver.events", "seq")
 
 
 def test_a_new_epoch_is_refused_until_it_is_accepted(spark: SparkSession, filled: Workspace) -> None:

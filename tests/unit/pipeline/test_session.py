@@ -15,7 +15,15 @@ from tests.unit.pipeline.support import Workspace, event
 from tidings.core.errors import SettingsError
 from tidings.core.settings import checked
 from tidings.pipeline.errors import MasterUnreachable
-from tidings.pipeline.session import check_reachable, heap_mb, is_remote, session_for_little, spark_conf, start_session
+from tidings.pipeline.session import (
+    check_reachable,
+    heap_mb,
+    is_remote,
+    session_for_little,
+    session_for_short_rows,
+    spark_conf,
+    start_session,
+)
 from tidings.pipeline.settings import PipelineSettings
 from tidings.spark import register
 
@@ -72,6 +80,10 @@ def test_workers_set_aside_what_they_loaded(spark: SparkSession) -> None:
     assert any(row is not None and row.frozen > 10_000 for row in counts)
 
 
+_BATCH_ROWS = "spark.sql.execution.arrow.maxRecordsPerBatch"
+_BATCH_BYTES = "spark.sql.execution.arrow.maxBytesPerBatch"
+
+
 @pytest.mark.spark
 def test_what_pyspark_asks_of_the_jvm_is_looked_up_once(spark: SparkSession) -> None:
     """
@@ -96,6 +108,24 @@ def test_sessions_for_fewer_rows_are_made_once(spark: SparkSession) -> None:
     assert {each.conf.get("spark.sql.shuffle.partitions") for each in (little, more)} == {"1"}
     assert little.conf.get("spark.sql.codegen.factoryMode") == "NO_CODEGEN"
     assert spark_conf(PipelineSettings()).keys().isdisjoint({"spark.sql.codegen.factoryMode"})
+
+
+@pytest.mark.spark
+def test_short_rows_are_counted_and_long_ones_measured(spark: SparkSession) -> None:
+    """
+    What Spark hands to Python at a time is bound by a number of rows where the longest row is short, so that it never is more than
+    32 MiB, and by bytes where it is long or somebody said how much.
+    """
+    settings = PipelineSettings()
+    given = PipelineSettings(spark={"spark.sql.execution.arrow.maxRecordsPerBatch": "100"})
+    short, longer = (session_for_short_rows(spark, size, settings) for size in (1_500, 20_000))
+
+    assert [int(each.conf.get(_BATCH_ROWS) or 0) for each in (short, longer)] == [16_384, 1_024]
+    assert {each.conf.get(_BATCH_BYTES) for each in (short, longer)} == {str((1 << 31) - 1)}
+    assert session_for_short_rows(spark, 1_501, settings) is short
+    assert session_for_short_rows(spark, 40_000, settings) is spark
+    assert session_for_short_rows(spark, 1_500, given) is spark
+    assert spark_conf(settings)[_BATCH_BYTES] == str(32 << 20)
 
 
 @pytest.mark.parametrize(("rows", "size", "expected"), [(250_000, 1, True), (250_001, 1, False), (1, 1 << 27, False)])
