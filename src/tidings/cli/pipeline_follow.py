@@ -50,6 +50,8 @@ def follow(
     Raises:
         TidingsError: What does not pass by itself.
     """
+    from tidings.pipeline.errors import LakeConflict
+
     while True:
         try:
             _follow(session, pipeline(), spark, jobs, jobs_every_s, accepts_epoch, show)
@@ -58,7 +60,8 @@ def follow(
                 raise
             session.out.note(f"following the log failed, and is tried again: {error}")
             session.out.flush()
-            spark.stop()  # it may be Spark itself that is in trouble
+            if not isinstance(error, LakeConflict):
+                spark.stop()  # it may be Spark itself that is in trouble
         # Ctrl-C ends this wait and the command with it.
         threading.Event().wait(jobs_every_s)
 
@@ -81,9 +84,10 @@ def _follow(
         started = starting.submit(spark)
         with RunProgress(session.out, session.clock) as progress:
             following = pipeline.follow(started.result, accepts_epoch=accepts_epoch, progress=progress)
+        session.out.note(f"following the log; the tables reach to seq {pipeline.reached()}")
+        session.out.flush()
         beside = stack.enter_context(ThreadPoolExecutor(1, "tidings-pipeline-jobs"))
         query = stack.enter_context(following)
-        session.out.note(f"following the log; the tables reach to seq {pipeline.reached()}")
         running: Future[tuple[JobResult, ...]] | None = None
         looked_at = -jobs_every_s
         while True:

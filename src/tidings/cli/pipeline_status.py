@@ -20,7 +20,7 @@ def show_status(out: Output, pipeline: Pipeline) -> None:
     from tidings.pipeline.errors import LakeDamaged
     from tidings.pipeline.status import JobStates, table_statuses
 
-    meta = pipeline.lake.meta()
+    meta = pipeline.lake.known_meta()
     epoch = "" if meta is None else meta.epoch
     has_news: Callable[[int], bool] = pipeline.has_news
     try:

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from .bronze import bronze_state, ends_early
+from .bronze import ends_early
 from .errors import LakeDamaged
 from .lake import Lake, LakeMeta, Note
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
@@ -141,6 +141,27 @@ def _epochs_of_state_files(lake: Lake) -> Iterator[str]:
                 continue
 
 
+def find_damaged_logs(lake: Lake) -> tuple[int, dict[str, str]]:
+    """The seq that bronze reaches to, or is known to have reached to; and the tables whose own log is damaged, and why we know."""
+    logs: dict[str, str] = {}
+    seqs: dict[str, int] = {}
+    for table in lake.folders():
+        try:
+            if lake.exists(table):
+                lake.files(table)
+                seqs[table] = int(lake.note(table).get("seq", 0))
+            elif _data_files(lake.folder(table).sizes()):
+                logs[table] = "its log is gone"
+        except LakeDamaged as error:
+            logs[table] = error.problem
+    name = BRONZE_EVENTS.name
+    reached = seqs.get(name, 0)
+    until = max(reached, seqs.get(SILVER_EVENTS.name, 0), archived_seq(lake.storage, lake.epoch))
+    if until > reached:
+        logs.setdefault(name, ends_early(reached, until))
+    return until, logs
+
+
 def find_damage(lake: Lake, advance: Callable[[int], None] | None = None) -> Damage:
     """
     Read every file of every table.
@@ -153,29 +174,19 @@ def find_damage(lake: Lake, advance: Callable[[int], None] | None = None) -> Dam
         LakeUnreachable: The object store does not answer; that is no damage.
     """
     damaged: dict[str, list[DamagedFile]] = {}
-    logs: dict[str, str] = {}
     done = 0
+    until, logs = find_damaged_logs(lake)
     for table in lake.folders():
-        sizes = lake.folder(table).sizes()
-        try:
-            if not lake.exists(table) and _data_files(sizes):
-                logs[table] = "its log is gone"
-            files = lake.files(table) if lake.exists(table) else []
-            lake.note(table)
-        except LakeDamaged as error:
-            logs[table] = error.problem
+        if table in logs or not lake.exists(table):
             continue
-        for file in files:
+        sizes = lake.folder(table).sizes()
+        for file in lake.files(table):
             if (problem := _problem(file, sizes.get(file.name))) is not None:
                 damaged.setdefault(table, []).append(DamagedFile(file, problem))
             done += 1
             if advance is not None:
                 advance(done)
     name = BRONZE_EVENTS.name
-    reached = 0 if name in logs else bronze_state(lake).seq
-    silver = 0 if SILVER_EVENTS.name in logs else int(lake.note(SILVER_EVENTS.name).get("seq", 0))
-    if (until := max(reached, silver, archived_seq(lake.storage, lake.epoch))) > reached:
-        logs.setdefault(name, ends_early(reached, until))
     found = Damage(until, damaged, logs, (), np.empty(0, np.int64))
     present = seqs_of(lake, found.readable(lake, name))
     until = until or int(max(present, default=0))

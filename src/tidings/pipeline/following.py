@@ -3,8 +3,8 @@ Following the log: one streaming query keeps bronze and silver up to it, for as 
 
 The query reads the data source ``tidings``, whose tasks write files of bronze (``bronze_task``); each micro-batch commits them
 to bronze, and fills silver from there. What counts is the seq that the last commit to bronze names, not the query's
-checkpoint: a micro-batch begins where the table ends. So one that is repeated after a crash, or that a run beside this one
-has done, changes nothing, and a checkpoint that is old or was lost loses nothing.
+checkpoint: a micro-batch begins where the table ends. So one that is repeated, or that a run beside this one has done, changes
+nothing, and each query has a checkpoint of its own, which goes with it.
 
 Starting Spark and setting up a query takes seconds, which nobody has to wait for: until the query has looked at the log, runs
 beside it take in what comes.
@@ -22,7 +22,6 @@ from typing import TYPE_CHECKING, Final
 
 from .bronze import Bronze, BronzeFill, messages_of
 from .errors import LakeConflict, SparkFailed
-from .lake import can_open
 from .session import first_line
 
 if TYPE_CHECKING:
@@ -30,10 +29,7 @@ if TYPE_CHECKING:
     from pyspark.sql.streaming.query import StreamingQuery
 
     from .settings import PipelineSettings
-    from .storage import Storage
 
-CHECKPOINT_FOLDER: Final = "follow"
-"""Within the lake; below it is a folder for each epoch of the log."""
 _ENDING_S_MAX: Final = 120.0
 
 
@@ -55,7 +51,6 @@ class Following:
         bronze: The table it fills.
         fill_silver: Called in each micro-batch after the commit to bronze; what silver gained.
         run: Takes in what there is, as a run of its own: called until the query has looked at the log.
-        lake: Where the checkpoint goes.
         epoch: Of the log.
         settings: How often the log is looked at, and how much of it a micro-batch takes.
     """
@@ -66,7 +61,6 @@ class Following:
         bronze: Bronze,
         fill_silver: Callable[[BronzeFill], Mapping[str, int]],
         run: Callable[[], FollowedBatch],
-        lake: Storage,
         epoch: str,
         settings: PipelineSettings,
     ) -> None:
@@ -74,7 +68,6 @@ class Following:
         self._bronze = bronze
         self._fill_silver = fill_silver
         self._run = run
-        self._lake = lake
         self.epoch = epoch
         self._settings = settings
         self._query: StreamingQuery | None = None
@@ -100,7 +93,8 @@ class Following:
     def _started(self, spark: SparkSession) -> StreamingQuery:
         stream = spark.readStream.format("tidings").options(**self._bronze.reader_options(spark, self.epoch))
         writer = stream.option("maxBytesPerTrigger", str(self._settings.commit_bytes_max)).load().writeStream
-        writer = writer.foreachBatch(self._take).option("checkpointLocation", self._checkpoint(spark))
+        checkpoint = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-follow-"))
+        writer = writer.foreachBatch(self._take).option("checkpointLocation", checkpoint)
         return writer.trigger(processingTime=f"{self._settings.follow_interval_ms} milliseconds").start()
 
     def _run_meanwhile(self) -> None:
@@ -152,13 +146,6 @@ class Following:
         if self._problem is not None:
             return self._problem
         return SparkFailed("following the log", first_line(query.exception() or RuntimeError("the query was ended")))
-
-    def _checkpoint(self, spark: SparkSession) -> str:
-        """Within the lake if Spark can write there; otherwise for this time only."""
-        folder = self._lake.child(CHECKPOINT_FOLDER, self.epoch)
-        if can_open(spark, folder):
-            return folder.url
-        return self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-follow-"))
 
     def _take(self, frame: DataFrame, _: int) -> None:
         with self._batch:

@@ -111,7 +111,7 @@ def compact(lake: Lake, table: str, settings: PipelineSettings) -> int:
         done = target.optimize.compact(
             target_size=settings.compact_bytes_max,
             writer_properties=WriterProperties(compression="ZSTD"),
-            commit_properties=properties(note),
+            commit_properties=properties(table, note),
             post_commithook_properties=NO_HOOKS,
         )
         version = int(target.version())
@@ -136,7 +136,7 @@ def vacuum(lake: Lake, table: str, *, keep_hours: int) -> int:
                 dry_run=False,
                 enforce_retention_duration=False,
                 full=True,
-                commit_properties=properties(note),
+                commit_properties=properties(table, note),
                 post_commithook_properties=NO_HOOKS,
             )
     return len(doomed)
@@ -159,8 +159,7 @@ def checkpoint(lake: Lake, table: str, commits_min: int, *, is_due: bool = False
     Sum a table's log up if that was not done for so many commits; whether it was. What of the log is old and summed up is then
     deleted, and also if that ``is_due``.
     """
-    last = lake.folder(table).read("_delta_log/_last_checkpoint")
-    before = -1 if last is None else int(json.loads(last).get("version", -1))
+    before = _checkpointed(lake.folder(table).read("_delta_log/_last_checkpoint"))
     with lake.changing(table):
         target = lake.open(table)
         is_time = target.version() - before >= commits_min
@@ -173,6 +172,14 @@ def checkpoint(lake: Lake, table: str, commits_min: int, *, is_due: bool = False
     return bool(is_time)
 
 
+def _checkpointed(last: bytes | None) -> int:
+    """The version that ``_last_checkpoint`` names; -1 if there is none, or one that cannot be read, as readers do without it."""
+    try:
+        return -1 if last is None else int(json.loads(last)["version"])
+    except (ValueError, TypeError, KeyError):
+        return -1
+
+
 def _apply_settings(lake: Lake, table: str, settings: PipelineSettings) -> None:
     """Tables of an earlier version, or made under other settings, are kept like all others from now on."""
     target = lake.open(table)
@@ -182,4 +189,4 @@ def _apply_settings(lake: Lake, table: str, settings: PipelineSettings) -> None:
     if fresh:
         note = lake.note(table)
         with lake.changing(table):
-            target.alter.set_table_properties(fresh, commit_properties=properties(note))
+            target.alter.set_table_properties(fresh, commit_properties=properties(table, note))

@@ -58,6 +58,7 @@ if TYPE_CHECKING:
 _META: Final = "lake.json"
 _TABLES: Final = "tables"
 _NOTE: Final = "tidings"
+_TABLE: Final = "tidings.table"
 _HISTORY_MAX: Final = 100
 NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
 """Checkpoints and clean-up are ``housekeeping``'s, which sees to it that a checkpoint lasts before anything is deleted."""
@@ -169,6 +170,19 @@ class Lake:
         if not self._is_apart:
             self._meta = self._read_meta()
         return self._meta
+
+    def known_meta(self) -> LakeMeta | None:
+        """
+        The same; ``None`` only where there are no tables either.
+
+        Raises:
+            LakeDamaged: There are tables, and nothing says from which log they were made; or the file cannot be read.
+        """
+        if (meta := self.meta()) is None and self.folders():
+            raise LakeDamaged(
+                str(self.storage), "there are tables, and no lake.json says from which log they were made"
+            )
+        return meta
 
     @property
     def epoch(self) -> str:
@@ -296,7 +310,12 @@ class Lake:
         return names.repartition(len(files), "name").mapInArrow(FileReader(folder, columns), schema)
 
     def note(self, table: str) -> Note:
-        """What the last commit that has a note says; nothing if nothing was ever committed to the table."""
+        """
+        What the last commit that has a note says; nothing if nothing was ever committed to the table.
+
+        Raises:
+            LakeDamaged: Somebody put another table there; or nothing was noted lately.
+        """
         if not self.exists(table):
             return {}
         for note in self.notes(table):
@@ -311,6 +330,8 @@ class Lake:
             history = self.open(table).history(limit)
         for entry in history:
             if (text := entry.get(_NOTE)) is not None:
+                if (whose := entry.get(_TABLE, table)) != table:
+                    raise LakeDamaged(str(self.folder(table)), f"what is there is {whose}")
                 found: Note = json.loads(text)
                 yield found
 
@@ -367,7 +388,7 @@ class Lake:
                 schema if replaces == "all" else target.schema(),
                 partition_by=[DAY_COLUMN] if is_by_day else None,
                 partition_filters=None if days is None else [(DAY_COLUMN, "in", days)],
-                commit_properties=properties(note, {app: version}),
+                commit_properties=properties(table, note, {app: version}),
                 post_commithook_properties=NO_HOOKS,
             )
             target.update_incremental()
@@ -560,10 +581,10 @@ def can_open(spark: SparkSession, folder: Storage) -> bool:
     return True
 
 
-def properties(note: Note, versions: Mapping[str, int] | None = None) -> CommitProperties:
+def properties(table: str, note: Note, versions: Mapping[str, int] | None = None) -> CommitProperties:
     """A commit with a note, that fails if another comes in between: the note speaks of the table as it was looked at."""
     return CommitProperties(
-        custom_metadata={_NOTE: json.dumps(note)},
+        custom_metadata={_NOTE: json.dumps(note), _TABLE: table},
         max_commit_retries=0,
         app_transactions=[Transaction(app, version) for app, version in (versions or {}).items()],
     )

@@ -28,7 +28,7 @@ from tidings.log.embedded.disk import Disk, OsDisk, read_file
 from tidings.log.embedded.layout import Layout
 
 from .bronze import Bronze, BronzeFill, bronze_state, check_reach
-from .errors import EpochChanged, LakeDamaged, LakeOfAnotherLog, PipelineError
+from .errors import EpochChanged, LakeOfAnotherLog, PipelineError
 from .following import FollowedBatch, Following
 from .gold import OWN_DEVICE, GoldJobs, JobResult, Publish
 from .housekeeping import keep_house
@@ -71,12 +71,8 @@ def check_epoch(lake: Lake, layout: Layout, disk: Disk, epoch: str, *, accepts_e
         LakeOfAnotherLog: The lake was made from another log.
         LakeDamaged: There are tables, and nothing says from which log they were made; or bronze has lost commits.
     """
-    meta = lake.meta()
+    meta = lake.known_meta()
     if meta is None:
-        if lake.folders():
-            raise LakeDamaged(
-                str(lake.storage), "there are tables, and no lake.json says from which log they were made"
-            )
         lake.begin(epoch)
         return
     if meta.epoch == epoch:
@@ -223,7 +219,7 @@ class Pipeline:
             return FollowedBatch(report.bronze, report.silver)
 
         bronze = Bronze(self.lake, LogSource(self.layout, self._disk), self.settings, run=self._run)
-        return Following(spark, bronze, fill_silver, run, self.lake.storage, epoch, self.settings)
+        return Following(spark, bronze, fill_silver, run, epoch, self.settings)
 
     def _fill_silver(
         self,

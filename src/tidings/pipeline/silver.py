@@ -140,6 +140,7 @@ _SYNC_ROWS: Final = """
     )
 """
 _SYNC_BATCH: Final = 100_000
+_SENT_MAX: Final = 1_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,5 +407,7 @@ def _without_repeats(frame: DataFrame) -> DataFrame:
     order = Window.partitionBy(*_REPEATED).orderBy("seq")
     suspects = frame.where("payload is not null").select("seq", *_REPEATED, hashed.alias("id_hash"))
     placed = suspects.join(twice, "id_hash", "left_semi").withColumn("place", F.row_number().over(order))
-    repeats = placed.where("place > 1").select("seq")
-    return frame.join(F.broadcast(repeats), "seq", "left_anti").select(*frame.columns)
+    repeats = placed.where("place > 1").select("seq").localCheckpoint(eager=False)
+    # So few that they fit into any heap are sent to where the rows are; of more Spark decides.
+    sent = F.broadcast(repeats) if repeats.count() <= _SENT_MAX else repeats
+    return frame.join(sent, "seq", "left_anti").select(*frame.columns)

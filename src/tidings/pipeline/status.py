@@ -22,7 +22,6 @@ import msgspec
 from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
 
-from .errors import LakeDamaged
 from .schemas import SILVER_EVENTS
 from .state_files import StateFile, load_state
 from .storage import Storage
@@ -196,17 +195,19 @@ def table_statuses(
         has_news: Whether there are records past a seq that the pipeline did not publish itself.
     """
     from .catalogue import describe
+    from .damage import find_damaged_logs
 
-    found = []
+    _, damaged = find_damaged_logs(lake)
+    found = [
+        TableStatus(name, 0, 0, 0, None, None, "", None, "now", problem) for name, problem in sorted(damaged.items())
+    ]
     has_news = functools.cache(has_news)
     # What is filled together reaches as far, also where there was nothing for one of them.
     together = {"bronze": reached}
     for name in sorted(lake.tables(), key=lambda each: each != SILVER_EVENTS.name):
-        try:
-            table = describe(lake, name)
-        except LakeDamaged as error:
-            found.append(TableStatus(name, 0, 0, 0, None, None, "", None, "now", error.problem))
+        if name in damaged:
             continue
+        table = describe(lake, name)
         if name == SILVER_EVENTS.name:
             together["silver"] = table.seq or 0
         job = str(lake.note(name).get("job", ""))

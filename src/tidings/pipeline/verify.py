@@ -97,8 +97,9 @@ def compare_with_log(
         advance: Told how many records were read so far.
 
     Raises:
-        LakeDamaged: A file of the lake cannot be read, or bronze has lost commits.
+        LakeDamaged: A file of the lake cannot be read, or bronze has lost commits, or ``lake.json`` is gone.
     """
+    lake.known_meta()
     check_reach(lake)
     report = advance or (lambda _: None)
     until = bronze_state(lake).seq

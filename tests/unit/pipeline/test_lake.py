@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,8 +13,9 @@ import pytest
 
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.pipeline.catalogue import describe, query
+from tidings.pipeline.damage import find_damaged_logs
 from tidings.pipeline.errors import LakeConflict, LakeDamaged, LakeUnwritable, QueryRefused, UnknownTable
-from tidings.pipeline.housekeeping import compact, vacuum
+from tidings.pipeline.housekeeping import checkpoint, compact, vacuum
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import TableSpec, arrow_schema
 from tidings.pipeline.settings import PipelineSettings
@@ -151,6 +154,35 @@ def test_a_damaged_table_is_told(lake: Lake) -> None:
         Lake(lake.storage, SYSTEM_CLOCK).files(TABLE.name)
     with pytest.raises(UnknownTable):
         lake.files("gold.never")
+
+
+def test_another_tables_files_are_no_table(lake: Lake) -> None:
+    """
+    A folder that somebody copied to another table's place is damage, and not a table of other columns.
+    """
+    put(lake, [{"day": 1, "name": "a", "n": 5}], 1)
+    layer = lake.folder(TABLE.name).path.parent
+    shutil.copytree(layer / "days", layer / "weeks")
+
+    with pytest.raises(LakeDamaged, match=r"what is there is gold\.days"):
+        lake.note("gold.weeks")
+    assert find_damaged_logs(lake)[1] == {"gold.weeks": "what is there is gold.days"}
+    assert lake.note(TABLE.name) == {"seq": 1}
+
+
+@pytest.mark.parametrize("content", [b"junk", b"{}", b"[1]", b'{"version": "x"}'])
+def test_a_table_is_summed_up_again_where_nobody_can_read_when_it_was(lake: Lake, content: bytes) -> None:
+    """
+    What says where the last checkpoint is may be damaged: then another is made, and no run ends for it.
+    """
+    put(lake, [{"day": 1, "name": "a", "n": 5}], 1)
+    last = lake.folder(TABLE.name).path / "_delta_log" / "_last_checkpoint"
+    last.write_bytes(content)
+
+    assert checkpoint(lake, TABLE.name, 1)
+
+    assert json.loads(last.read_text())["version"] == lake.open(TABLE.name).version()
+    assert names(lake) == ["a"]
 
 
 def test_new_columns_join_a_table(lake: Lake) -> None:

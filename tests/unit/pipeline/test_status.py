@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from tests.integration.cli.support import invoke
 from tests.unit.pipeline.lake_support import archive, records_of, write_table
 from tests.unit.pipeline.support import Workspace, event
+from tidings.log.segment import encode_line
 from tidings.pipeline.gold import OWN_DEVICE
+from tidings.pipeline.state_files import Archived
 from tidings.pipeline.status import JobStates
 from tidings.pipeline.storage import Storage
 
@@ -80,6 +84,34 @@ def test_a_damaged_table_hides_no_other(tmp_path: Path, table: str) -> None:
     assert {each["name"] for each in said["tables"] if each["problem"]} == {table}
     assert {each["name"]: each["rows"] for each in said["tables"]}["gold.broken"] == 1
     assert f"DAMAGED {table}" in shown
+
+
+@pytest.mark.parametrize(
+    ("gone", "table"),
+    [
+        ("tables", "bronze.events"),
+        ("tables/bronze", "bronze.events"),
+        ("tables/gold/paced/_delta_log", "gold.paced"),
+        ("lake.json", ""),
+    ],
+)
+def test_what_is_gone_is_no_new_beginning(tmp_path: Path, gone: str, table: str) -> None:
+    """Where tables, a table's own log or ``lake.json`` were deleted, status and verify say what helps, and not that a run does."""
+    workspace = made(tmp_path)
+    archived = msgspec.json.encode(Archived(workspace.epoch, 4, {}))
+    workspace.lake.storage.replace("archived.json", encode_line(archived[1:]))
+    harmed = workspace.lake.storage.path / gone
+    shutil.rmtree(harmed) if harmed.is_dir() else harmed.unlink()
+
+    shown = invoke("pipeline", "status", "-w", workspace.folder)
+    verified = invoke("pipeline", "verify", "-w", workspace.folder)
+
+    assert "pipeline repair" in shown.stdout + shown.stderr
+    assert f"DAMAGED {table}" in shown.stdout or not table
+    assert "run --once" not in shown.stdout
+    if table != "gold.paced":  # which verify does not read
+        assert "pipeline repair" in verified.stderr
+        assert verified.exit_code != 0
 
 
 @pytest.mark.parametrize(("device", "is_news"), [(OWN_DEVICE, False), ("phone", True)])

@@ -28,7 +28,7 @@ from pyspark.sql.window import Window, WindowSpec
 
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
-from .columns import brought, instant, name_of_actor, number, text, texts, usable
+from .columns import brought, finite, instant, name_of_actor, number, text, texts, usable
 from .consolidation_likeness import Sieve, likeness, nearest, packed_keys, paired, words_of
 
 ERASURES: Final = "gold.erasures"
@@ -131,6 +131,7 @@ EVIDENCE: Final = "gold.memory_evidence"
 SCORE_MIN: Final = 0.86
 _NEIGHBOURS_MAX: Final = 32
 _WORDS_FEW: Final = 5_000_000
+_SEQS_SENT_MAX: Final = 100_000
 _SHARED_MIN: Final = 2
 """With fewer keys in common two texts are not compared: duplicates share five and more, chance acquaintances one."""
 _MEMORIES_SCHEMA: Final = (
@@ -172,6 +173,7 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
     chars = setting(context, "text_chars_max", _TEXT_CHARS_MAX, above=0)
     words = F.coalesce(text("content.text"), text("content"), text("text"))
     normal = F.when(F.length(F.col("_normal")) > 0, F.col("_normal"))
+    embedding = F.from_json(F.coalesce(text("embedding"), text("content.embedding")), "array<double>")
     return (
         events.where((F.col("topic") == "hippo") & (F.col("type") == "HIPPO_ENCODE"))
         .select(
@@ -181,7 +183,7 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
             F.substring(words, 1, chars).alias("text"),
             F.coalesce(number("confidence"), number("content.confidence")).alias("confidence"),
             F.coalesce(number("salience"), number("salience_score"), number("content.salience")).alias("salience"),
-            F.from_json(F.coalesce(text("embedding"), text("content.embedding")), "array<double>").alias("embedding"),
+            F.when(F.forall(embedding, lambda each: finite(each).isNotNull()), embedding).alias("embedding"),
             "band",
             F.coalesce("is_sealed", F.lit(False)).alias("is_sealed"),
         )
@@ -258,7 +260,8 @@ def _met(old: DataFrame, named: pa.Table | None, said: pa.Table | None) -> tuple
     seqs = words.where("is_name").select("seq").distinct()
     if few is not None:
         named_here = few.filter(few["is_name"]).select(["seq"])
-        seqs = F.broadcast(words.sparkSession.createDataFrame(named_here))
+        seqs = words.sparkSession.createDataFrame(named_here)
+        seqs = F.broadcast(seqs) if named_here.num_rows <= _SEQS_SENT_MAX else seqs.distinct()
         old = old if named_here.num_rows else old.limit(0)
     # What else is known of them is looked up where it is stored.
     known, _ = brought(old.select(*columns).join(seqs, "seq", "left_semi"))
@@ -321,19 +324,20 @@ def _compared(
     is_enough = 0.45 * F.col("jaccard") + 0.45 * F.col("cosine") + 0.1 >= setting(
         context, "score_min", SCORE_MIN, above=0
     )
-    one = told.select("seq", F.struct(*said).alias("one")).join(pairs, "seq")
+    one = told.select("seq", F.struct(*said).alias("one"))
     if few:
-        # The texts are looked up where they are stored, in files that may have them.
-        one = F.broadcast(one)
+        # The texts are looked up where they are stored, in files that may have them. What is sent there are numbers: however few
+        # the pairs are, their texts may be long.
         old = old.where(F.col("seq").between(pc.min(few["other_seq"]).as_py(), pc.max(few["other_seq"]).as_py()))
+        pairs = F.broadcast(pairs)
     others = told.select(*said).unionByName(old.select(*said))
-    both = others.select(F.col("seq").alias("other_seq"), F.struct(*said).alias("other"))
+    found = others.select(F.col("seq").alias("other_seq"), F.struct(*said).alias("other")).join(pairs, "other_seq")
     like = _likeness(
         *(normalised(F.col(f"{side}.text")) for side in ("one", "other")), "one.embedding", "other.embedding"
     )
-    paired = both.join(one, "other_seq")
     return (
-        (paired.repartition(1) if few else paired)
+        (found.repartition(1) if few else found)
+        .join(one, "seq")
         .where(F.col("one.space_id") == F.col("other.space_id"))
         .withColumn("_like", like)
         .select(

@@ -88,7 +88,7 @@ def standing(rows: DataFrame, before: DataFrame, erased: DataFrame, share: float
     is_same = (F.col("_fresh") < share * F.col("_rows")) & (F.coalesce("_erased_seq", F.lit(0)) <= F.col("_last_seq"))
     return (
         rows.select(*_OF, "seq")
-        .join(F.broadcast(known), list(_OF), "left")
+        .join(known, list(_OF), "left")
         .groupBy(*_OF, "_rows", "_last_seq")
         .agg(F.count_if(F.col("seq") > F.col("_last_seq")).alias("_fresh"), F.count("*").alias("_count"))
         .where(F.col("_rows").isNotNull() | (F.col("_count") >= rows_min))

@@ -152,6 +152,31 @@ def test_one_text_many_times(merged: Merged) -> None:
     assert set(found.values()) == {"longer"}
 
 
+def test_an_embedding_has_numbers_only(spark: SparkSession) -> None:
+    """
+    An embedding counts if all that is in it are numbers to reckon with; text that casts to "not a number" or to infinity is none.
+    """
+    given: dict[str, Any] = {
+        "plain": [1, -0.5],
+        "text": ["1.5", 2],
+        "nan": ["NaN", 1],
+        "infinite": [1, "Infinity"],
+        "negative": ["-inf", 1],
+        "huge": [1e308, 1],
+        "word": ["x", 1],
+        "empty": [],
+        "none": None,
+    }
+    events = Events()
+    for name, embedding in given.items():
+        events.memory(NOW, f"tea {name}", event_id=name, embedding=embedding)
+    told = consolidation_memories.memories_told(events.frame(spark), context(NOW)).select("event_id", "embedding")
+    found = {row["event_id"]: row["embedding"] for row in rows_of(told)}
+
+    assert {name for name, embedding in found.items() if embedding} == {"plain"}
+    assert found["plain"] == [1.0, -0.5]
+
+
 @pytest.mark.heavy
 @pytest.mark.req("C1")
 @pytest.mark.parametrize("is_much", [False, True])
