@@ -69,7 +69,9 @@ def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
 
 def group_positions(cursors: pa.Table, segments: pa.Table, seen_at: datetime) -> pa.Table:
     """Every group at one moment: what it has acknowledged of its topic, and how much not. From two tables that were just read."""
-    heads = dict(zip(*segments.group_by("topic").aggregate([("last_offset", "max")]).to_pydict().values(), strict=True))
+    last = segments.group_by("topic").aggregate([("last_offset", "max")]).to_pylist()
+    # A segment of damaged lines alone has no offset.
+    heads = {row["topic"]: row["last_offset_max"] for row in last if row["last_offset_max"] is not None}
     rows = [
         {
             "topic": cursor["topic"],

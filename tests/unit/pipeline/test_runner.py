@@ -287,6 +287,25 @@ def test_groups_and_dead_letters_are_tables(spark: SparkSession, workspace: Work
     assert sorted(workspace.column("silver.group_positions", "lag")) == [5, 6, 9, 10, 13, 14]
 
 
+def test_a_group_of_a_topic_without_a_readable_record_ends_no_run(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    Where a topic's only segment has damaged lines alone, or there is none, its groups are behind nothing.
+    """
+    segment = next(path for path in workspace.segments() if path.name.startswith("t0."))
+    segment.with_name(segment.name.replace("t0.", "t8.", 1)).write_text("no record\n")
+    workspace.layout.offsets.mkdir()
+    cursor = StoredCursor(committed=-1, segment=1, ts="2026-11-15T10:00:00.000000Z", epoch=workspace.epoch)
+    for topic in ("t8", "t9"):
+        (workspace.layout.offsets / f"{topic}__early.json").write_bytes(encode_cursor(cursor))
+
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark)
+
+    assert workspace.rows("silver.group_positions", "topic", "committed", "head_offset", "lag") == [
+        ("t8", -1, -1, 0),
+        ("t9", -1, -1, 0),
+    ]
+
+
 def test_a_job_runs_once_for_what_there_is(spark: SparkSession, workspace: Workspace) -> None:
     """
     A job that was done for a seq is not done again for it, unless that is asked for; its summary is told once.
