@@ -53,9 +53,10 @@ _SYNC: Final = f"""
     where topic in ('sync', 'sync.projects', 'sync.legacy') order by seq, part_name
 """
 _RANK: Final = """
-    round(case when sorted[ceil({rank} * len(sorted))::bigint] < 1 then 0.0
-        else 1.05 ** (0.5 + floor(ln(sorted[ceil({rank} * len(sorted))::bigint]) / ln(1.05))) / 1000 end, 6)
+    format('{{:.10g}}', case when sorted[ceil({rank} * len(sorted))::bigint] < 1 then 0.0
+        else 1.05 ** (0.5 + floor(ln(sorted[ceil({rank} * len(sorted))::bigint]) / ln(1.05))) / 1000 end)
 """
+"""To ten digits: of decades in milliseconds the last bits are another library's."""
 _MINUTES: Final = f"""
     select topic, epoch_us(minute), strftime(minute, '%Y-%m-%d'), count(*), sum(size), count(distinct space_id),
         count(*) filter (is_sealed), {", ".join(_RANK.format(rank=rank) for rank in (0.5, 0.95, 0.99))},
@@ -203,7 +204,7 @@ def _actual(duck: duckdb.DuckDBPyConnection, workspace: Workspace) -> Iterator[t
         [(*row[:4], _value(row[4]), *row[5:]) for row in asked("silver.sync_events", *sync)],
     )
     minutes = "topic, epoch_us(minute), date::varchar, events, payload_bytes, spaces, sealed"
-    minutes += "".join(f", round(latency_ms_p{rank}, 6)" for rank in (50, 95, 99))
+    minutes += "".join(f", format('{{:.10g}}', latency_ms_p{rank})" for rank in (50, 95, 99))
     minutes += ", latency_ms_max, ahead_of_clock, last_offset"
     yield "gold.topic_minutes", asked("gold.topic_minutes", minutes, "order by 1, 2")
     lag = 'topic, "group", committed, head_offset, lag, epoch_us(oldest_waiting_at), state'
