@@ -95,6 +95,25 @@ def test_nobody_waits_for_spark_to_start(spark: SparkSession, tmp_path: Path) ->
     assert workspace.verify().is_equal
 
 
+def test_what_an_earlier_query_left_in_the_lake_is_of_no_matter(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    Bytes that are no checkpoint, where one was once kept, neither stop a query nor are touched; and a query leaves none there.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append([event(0)])
+    left = workspace.lake.storage.path / "follow" / workspace.epoch
+    (left / "offsets").mkdir(parents=True)
+    for path in (left / "metadata", left / "offsets" / "0"):
+        path.write_bytes(b"\x00junk")
+
+    with workspace.pipeline(SETTINGS).follow(lambda: spark) as query:
+        workspace.append([event(1)])
+        assert reaches(query, 2) == 1
+
+    assert sorted(path.name for path in left.rglob("*")) == ["0", "metadata", "offsets"]
+    assert workspace.verify().is_equal
+
+
 def test_a_query_that_cannot_be_set_up_leaves_nothing_behind(tmp_path: Path) -> None:
     """
     What keeps Spark from starting is raised, and nobody goes on looking at the log.
