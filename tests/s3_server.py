@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import json
+import os
 import socket
 import subprocess
 import sys
+import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
+from urllib.parse import urlsplit
 
 import pytest
 
@@ -31,10 +35,12 @@ def s3_server() -> Iterator[str]:
     """Start one; where it listens."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
+    folder = tempfile.TemporaryDirectory()
     process = subprocess.Popen(
         [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
+        env={**os.environ, "MOTO_RECORDER_FILEPATH": f"{folder.name}/requests"},
     )
     url = f"http://127.0.0.1:{port}"
     try:
@@ -48,6 +54,28 @@ def s3_server() -> Iterator[str]:
     finally:
         process.kill()
         process.wait()
+        folder.cleanup()
+
+
+@contextlib.contextmanager
+def recorded(url: str) -> Iterator[list[tuple[str, str]]]:
+    """What the server is asked meanwhile, in a list that is filled at the end: methods and paths."""
+
+    def ask(what: str) -> bytes:
+        request = urllib.request.Request(f"{url}/moto-api/recorder/{what}-recording", method="POST")
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return bytes(answer.read())
+
+    found: list[tuple[str, str]] = []
+    ask("reset")
+    ask("start")
+    try:
+        yield found
+    finally:
+        ask("stop")
+    with urllib.request.urlopen(f"{url}/moto-api/recorder/download-recording", timeout=10) as answer:
+        asked = [json.loads(line) for line in answer]
+    found += [(each["method"], urlsplit(each["url"]).path) for each in asked]
 
 
 def options_of(url: str) -> dict[str, str]:

@@ -115,6 +115,67 @@ def test_a_damaged_lake_is_made_whole(tmp_path: Path) -> None:
     assert said("pipeline", "verify", *options)["is_equal"]
 
 
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize(
+    ("place", "is_folder"),
+    [("", False), ("tables/silver/events", False), ("lake.json", True), ("jobs.json", True)],
+    ids=["lake", "table", "lake.json", "jobs.json"],
+)
+def test_something_else_is_in_the_way(tmp_path: Path, place: str, is_folder: bool) -> None:
+    """
+    Where a file is in a folder's place, or a folder in a file's, a run names it and says to move it away. When that is done, and the
+    lake's own is back, the next run is right.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append(event(number) for number in range(12))
+    run = ("pipeline", "run", "--once", "--jobs", "topic_minutes", "-w", workspace.folder)
+    said(*run)
+    workspace.append(event(number) for number in range(12, 15))
+    blocked, aside = workspace.folder.joinpath("lake", place), tmp_path / "aside"
+    blocked.rename(aside)
+    blocked.mkdir() if is_folder else blocked.touch()
+
+    told = {command: invoke("pipeline", command, *run[-2:], "--json") for command in ("repair", "verify")}
+    failed = invoke(*run, "--json")
+
+    # Nothing depends on what is known of jobs: they would be done again.
+    for done in (failed, *(told.values() if place != "jobs.json" else ())):
+        error = json.loads(done.stdout or done.stderr)["error"]
+        assert (done.exit_code, error["code"]) == (1, "lake.blocked")
+        assert error["message"].startswith(f"{blocked}: a {'folder' if is_folder else 'file'} is where")
+        assert "move away" in error["hint"]
+    blocked.rmdir() if is_folder else blocked.unlink()
+    aside.rename(blocked)
+    assert said(*run)["until"] == 15
+    assert sum(workspace.column("gold.topic_minutes", "events")) == 15
+    assert said("pipeline", "verify", *run[-2:])["is_equal"]
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_file_in_the_place_of_a_tables_log(tmp_path: Path) -> None:
+    """
+    What is wrong within a table is repaired, as the run that met it says.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append(event(number) for number in range(12))
+    run = ("pipeline", "run", "--once", "--jobs", "topic_minutes", "-w", workspace.folder)
+    said(*run)
+    log = workspace.folder / "lake/tables/silver/segments/_delta_log"
+    log.rename(tmp_path / "aside")
+    log.touch()
+    workspace.append(event(number) for number in range(12, 15))
+
+    failed = invoke(*run, "--json")
+    done = said("pipeline", "repair", *run[-2:])
+
+    error = json.loads(failed.stdout or failed.stderr)["error"]
+    assert (failed.exit_code, error["code"]) == (1, "lake.damaged")
+    assert "repair" in error["hint"]
+    assert list(done["logs"]) == ["silver.segments"]
+    assert said(*run)["until"] == 15
+    assert sum(workspace.column("gold.topic_minutes", "events")) == 15
+
+
 @pytest.mark.heavy  # tests/unit/pipeline/test_storage.py goes over a bucket every time
 @pytest.mark.usefixtures("shared")
 def test_a_lake_in_an_object_store(tmp_path: Path, s3_url: str) -> None:

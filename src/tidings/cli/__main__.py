@@ -1,5 +1,5 @@
 """``python -m tidings.cli`` is ``tidings``."""
 
-from .root import main
+from . import main
 
 main()

@@ -164,8 +164,3 @@ def _root(
     """A durable event platform: the log and the groups that read it, the node that serves them, the pipeline over it all."""
     if context.invoked_subcommand is None:
         typer.echo(context.get_help())
-
-
-def main() -> None:
-    """The entry point of the ``tidings`` command."""
-    app(prog_name="tidings")

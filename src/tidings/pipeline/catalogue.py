@@ -16,7 +16,7 @@ import duckdb
 from .errors import QueryRefused, UnknownTable
 from .lake import Lake
 from .schemas import CORE_TABLES
-from .table_files import translate_read_errors
+from .storage_errors import translate_read_errors
 
 _SCAN_FAILED: Final = "reading the stream registered as"
 """What DuckDB says if not the question, but a file that it leads to, is at fault."""

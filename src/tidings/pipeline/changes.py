@@ -27,7 +27,8 @@ from .jobs.job import InputWindow, Job, JobContext
 from .lake import Lake, Note
 from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS
 from .status import JobState
-from .table_files import DAY_COLUMN, DataFile, translate_read_errors
+from .storage_errors import translate_read_errors
+from .table_files import DAY_COLUMN, DataFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

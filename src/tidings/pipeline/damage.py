@@ -20,7 +20,8 @@ from .errors import LakeDamaged
 from .lake import Lake, LakeMeta, Note
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
 from .state_files import StateFile, archived_seq
-from .table_files import DataFile, entry_of, translate_read_errors
+from .storage_errors import translate_read_errors
+from .table_files import DataFile, entry_of
 
 Range = tuple[int, int]
 """Two seqs, both included."""

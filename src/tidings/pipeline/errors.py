@@ -9,6 +9,7 @@ What the pipeline answers when it cannot do what it was asked.
     │   ├── LakeConflict            somebody else committed to a table meanwhile
     │   ├── LakeUnreachable         the object store does not answer, or refuses
     │   ├── LakeUnwritable          it cannot be written (full, read-only, no permission)
+    │   ├── LakeBlocked             something else is where a file or folder of it has to be
     │   ├── LakeDamaged             a file it needs is missing or cannot be read
     │   ├── LakeOfAnotherLog        it was made from another workspace's log
     │   ├── UnknownTable            there is no such table
@@ -102,6 +103,13 @@ class LakeUnwritable(LakeError):
     code = "lake.unwritable"
     retryable = True
     hint = "make room, or check owner and permissions, and run again"
+
+
+class LakeBlocked(LakeError):
+    """What is no part of the lake is where a file or a folder of it has to be. What was committed before is untouched."""
+
+    code = "lake.blocked"
+    hint = "move away what is there, and run again"
 
 
 class LakeDamaged(LakeError):

@@ -8,6 +8,7 @@ nothing on preparing for more, and its tables are written here.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
@@ -26,8 +27,9 @@ from .lake import Lake, Note, Replaces, rows_of, stem
 from .schemas import CORE_TABLES, arrow_schema, columns_of
 from .session import Progress, ProgressStep, first_line, session_for_little, session_for_short_rows
 from .settings import PipelineSettings
+from .shared_inputs import SharedInputs
 from .status import JobState, JobStates
-from .table_files import DAY_COLUMN, Choice, DataFile
+from .table_files import DAY_COLUMN, DataFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -89,6 +91,7 @@ class GoldJobs:
     """Told how far it is, from any thread."""
     at_once_max: int
     """So many run side by side."""
+    shared: SharedInputs
     publishing: threading.Lock = field(default_factory=threading.Lock)
 
     def run(self, *, again: Container[str] = (), is_paced: bool = False) -> tuple[JobResult, ...]:
@@ -106,7 +109,7 @@ class GoldJobs:
         running: dict[Future[JobResult], str] = {}
         waiting = {job: _before(job, self.jobs[:at]) for at, job in enumerate(self.jobs)}
         ahead = seconds_ahead(waiting, lambda name: self.states.of(name).seconds)
-        with ThreadPoolExecutor(self.at_once_max, "tidings-job") as pool:
+        with contextlib.closing(self.shared), ThreadPoolExecutor(self.at_once_max, "tidings-job") as pool:
             while waiting or running:
                 ready = [job for job, before in waiting.items() if before <= results.keys()]
                 ready.sort(key=lambda job: -ahead[job.name])
@@ -140,6 +143,7 @@ class GoldJobs:
             result = JobResult(job.name, error=problem)
             problem.__cause__ = None if problem is error else error
         result = replace(result, seconds=self.clock.monotonic() - begun)
+        self.shared.end(job)
         self._note_result(job, result)
         return result
 
@@ -249,11 +253,10 @@ class GoldJobs:
         own = {output.table for output in job.writes}
         tables: dict[str, DataFrame] = {}
         for table, wanted in files.items():
-            frame = self.lake.read(spark, table, _among(wanted), schemas.get(table))
+            frame = self.shared.frame(spark, job, table, wanted, schemas.get(table))
             if not wanted:
-                frame = frame.limit(
-                    0
-                )  # Spark then knows that there is nothing, and leaves out what would be joined with it
+                # Spark then knows that there is nothing, and leaves out what would be joined with it.
+                frame = frame.limit(0)
             elif table in GROWING:
                 frame = below(frame, wanted, "seq", self.until)
             if table in own and plan.since and job.partitioning is not None:
@@ -375,11 +378,6 @@ def _amount(files: Iterable[DataFile]) -> tuple[int, int]:
     """How many rows and bytes files have."""
     sizes = [(file.rows, file.size) for file in files]
     return sum(rows for rows, _ in sizes), sum(size for _, size in sizes)
-
-
-def _among(files: Iterable[DataFile]) -> Choice:
-    names = {file.name for file in files}
-    return lambda file: file.name in names
 
 
 def _own(event: Event) -> Event:

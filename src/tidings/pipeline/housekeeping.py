@@ -25,6 +25,7 @@ from .errors import LakeConflict, LakeDamaged
 from .lake import NO_HOOKS, Lake, log_file, properties, table_settings
 from .settings import PipelineSettings
 from .state_files import HOUR_NS, Vacuumed, load_vacuumed, save_vacuumed
+from .storage_errors import translate_write_errors
 
 
 @dataclass(slots=True)
@@ -73,11 +74,10 @@ def keep_house(lake: Lake, settings: PipelineSettings, *, now_ns: int, tables: I
         if now_ns - seen_ns < settings.keep_hours * HOUR_NS:
             aside_ns[place] = seen_ns
         else:
-            with lake.writing(lake.tables_folder):
+            with translate_write_errors(lake.tables_folder):
                 done.deleted_files += lake.tables_folder.delete_folder(place)
     if (at_ns, aside_ns) != (state.at_ns, state.aside_ns):
-        with lake.writing(lake.storage):
-            save_vacuumed(lake.storage, Vacuumed(meta.epoch, at_ns, aside_ns))
+        save_vacuumed(lake.storage, Vacuumed(meta.epoch, at_ns, aside_ns))
     return done
 
 

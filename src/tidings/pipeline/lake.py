@@ -36,6 +36,7 @@ from tidings.core.clock import Clock
 from .errors import LakeConflict, LakeDamaged, LakeUnreachable, LakeUnwritable, UnknownTable
 from .schemas import arrow_schema, struct_of
 from .storage import Storage
+from .storage_errors import blocked, disk_problem, translate_read_errors, translate_write_errors, words_of
 from .table_files import (
     DAY_COLUMN,
     ENTRIES,
@@ -47,8 +48,6 @@ from .table_files import (
     bounded_columns,
     dataset,
     entry_of,
-    translate_read_errors,
-    words_of,
     write_file,
 )
 
@@ -194,6 +193,8 @@ class Lake:
         try:
             data = self.storage.read(_META)
         except OSError as error:
+            if (known := blocked(self.storage, error)) is not None:
+                raise known from error
             kind = LakeDamaged if self.storage.is_local else LakeUnreachable
             raise kind(self.storage.uri(_META), error.strerror or words_of(error)) from error
         try:
@@ -230,7 +231,7 @@ class Lake:
 
     def save_meta(self) -> None:
         """Have ``lake.json`` say how the lake is seen here."""
-        with self.writing(self.storage):
+        with translate_write_errors(self.storage):
             self.storage.replace(_META, msgspec.json.encode(self._meta) + b"\n")
 
     # Reading
@@ -444,7 +445,7 @@ class Lake:
         """
         folder = self.folder(table)
         writer = FileWriter(folder, arrow_schema(ddl), stem, is_by_day)
-        with self.writing(folder):
+        with translate_write_errors(folder):
             if is_small:
                 return self.adds(writer.write(frame.toArrow().to_batches(), f"{stem}.parquet").to_pylist())
             return self.adds([row.asDict() for row in frame.mapInArrow(writer, ENTRIES).collect()])
@@ -452,7 +453,7 @@ class Lake:
     def copy_file(self, file: DataFile, table: str, name: str) -> dict[str, Any]:
         """Have a file of another table be one of this table too, under a name that nobody sees yet; its entry."""
         folder = self.folder(table)
-        with self.writing(folder):
+        with translate_write_errors(folder):
             source, target = (self._within(each) for each in (file.folder, folder))
             self.storage.copy(f"{source}/{file.name}", f"{target}/{name}")
             return entry_of(folder, name)
@@ -494,7 +495,7 @@ class Lake:
         """Add rows that are at hand to a table, or put them in the place of all of it; for tables that are small."""
         schema = arrow_schema(ddl)
         folder = self.folder(table)
-        with self.writing(folder):
+        with translate_write_errors(folder):
             entry = write_file(folder, f"{stem(app, version, run)}.parquet", schema, [rows])
         adds = [] if entry is None else self.adds([entry])
         self.commit(table, schema, adds, app=app, version=version, note=note, replaces=replaces)
@@ -509,7 +510,7 @@ class Lake:
             LakeConflict: Somebody else committed meanwhile. Nothing was changed.
             LakeUnwritable, LakeUnreachable, LakeDamaged
         """
-        with self._translate_errors(table), self.writing(self.folder(table)):
+        with self._translate_errors(table), translate_write_errors(self.folder(table)):
             yield
 
     @contextlib.contextmanager
@@ -523,46 +524,19 @@ class Lake:
         except CommitFailedError as error:
             raise LakeConflict(str(folder), "another commit came first") from error
         except DeltaError as error:
+            if (known := blocked(folder, error)) is not None:
+                raise known from error
             text = words_of(error)
             if not folder.is_local and "Generic " in text:
                 raise LakeUnreachable(str(folder), text) from error
-            kind = LakeUnwritable if _is_about_the_disk(text) else LakeDamaged
+            kind = LakeUnwritable if disk_problem(text) is not None else LakeDamaged
             raise kind(str(folder), text) from error
         except OSError as error:
+            if (known := blocked(folder, error)) is not None:
+                raise known from error
             if folder.is_local:
                 raise
             raise LakeUnreachable(str(folder), words_of(error)) from error
-
-    @contextlib.contextmanager
-    def writing(self, place: Storage) -> Iterator[None]:
-        """
-        While files of the lake are written: what the disk raises, in our words.
-
-        Raises:
-            LakeUnwritable: There is no room, or no permission.
-            LakeUnreachable: The object store does not answer, or refuses.
-        """
-        try:
-            yield
-        except OSError as error:
-            if not place.is_local:
-                raise LakeUnreachable(str(place), words_of(error)) from error
-            raise LakeUnwritable(str(error.filename or place), error.strerror or words_of(error)) from error
-        except Exception as error:
-            if type(error).__module__.split(".")[0] in ("py4j", "pyspark") and _is_about_the_disk(str(error)):
-                raise LakeUnwritable(str(place), _disk_problem(str(error))) from error
-            raise
-
-
-_DISK_PROBLEMS: Final = ("No space left", "Disk quota", "Read-only file system", "Permission denied", "Not a directory")
-
-
-def _is_about_the_disk(text: str) -> bool:
-    return any(problem in text for problem in _DISK_PROBLEMS)
-
-
-def _disk_problem(text: str) -> str:
-    return next(problem for problem in _DISK_PROBLEMS if problem in text)
 
 
 def can_open(spark: SparkSession, folder: Storage) -> bool:

@@ -46,7 +46,8 @@ from .silver import FROM_THE_BEGINNING
 from .source import LogSource
 from .state_files import Hints
 from .storage import Storage
-from .table_files import DataFile, remove_action, translate_read_errors, write_file
+from .storage_errors import translate_read_errors, translate_write_errors
+from .table_files import DataFile, remove_action, write_file
 
 _APP: Final = "repair"
 _MENDED: Final = frozenset(table.name for table in (BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS))
@@ -175,7 +176,7 @@ def repair_bronze(
     sources = (_from_log(place, damage, settings.task_memory_mb, dropped, bad), _from_silver(lake, damage))
     for number, part in enumerate(sources):
         fresh = _notingseqs_of(_not_among(part, known), found)
-        with lake.writing(folder):
+        with translate_write_errors(folder):
             entry = write_file(folder, f"{stem(_APP, version, run)}-{number}.parquet", schema, fresh)
         if entry is not None:
             entries.append(entry)
@@ -225,7 +226,7 @@ def _taken_over(lake: Lake, folder: Storage, damage: Damage, name: str) -> Itera
                 kept.append(seqs[wanted])
                 yield part.filter(pa.array(wanted))
 
-        with lake.writing(folder):
+        with translate_write_errors(folder):
             entry = write_file(folder, f"{name}-{number}-kept.parquet", schema, chosen(), **BRONZE_ENCODING)
         if entry is not None:
             known = np.unique(np.concatenate([known, *kept]))
@@ -402,7 +403,7 @@ def repair_silver_events(
             yield pa.Table.from_batches([batch]).filter(pa.array(np.isin(batch["seq"].to_numpy(), wanted)))
 
     version = (lake.done(name, _APP) or 0) + 1
-    with translate_read_errors(lake.tables_folder), lake.writing(lake.folder(name)):
+    with translate_read_errors(lake.tables_folder), translate_write_errors(lake.folder(name)):
         entry = write_file(lake.folder(name), f"{stem(_APP, version, run)}.parquet", schema, rows(), **BRONZE_ENCODING)
     gained = 0 if entry is None else int(entry["rows"])
     if gone or gained:

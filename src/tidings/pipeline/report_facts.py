@@ -17,7 +17,7 @@ from .lake import Lake
 from .latency_buckets import bucket_of, percentile_ms
 from .report_charts import LINES_MAX
 from .schemas import CORE_TABLES, arrow_schema
-from .table_files import translate_read_errors
+from .storage_errors import translate_read_errors
 
 _MEMORY_MB: Final = 512
 _RANKS: Final = {"p50": 0.5, "p95": 0.95, "p99": 0.99}

@@ -36,6 +36,7 @@ from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
 from .session import Progress, ProgressStep, cores_of
 from .settings import PipelineSettings
+from .shared_inputs import SharedInputs
 from .silver import Silver
 from .source import LogSource, LogView
 from .state_files import load_archived, load_hints, save_archived
@@ -287,6 +288,7 @@ class Pipeline:
             publish=self._publish,
             progress=progress,
             at_once_max=at_once,
+            shared=SharedInputs(self.lake, jobs, self.settings.shared_bytes_max),
         )
         return gold.run(again=again, is_paced=is_paced)
 

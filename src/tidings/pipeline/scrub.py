@@ -33,8 +33,9 @@ from .housekeeping import left_to_vacuum, vacuum
 from .lake import Lake, stem
 from .lake_scan import ERASED_BY
 from .schemas import BRONZE_EVENTS, SILVER_DEAD_LETTERS, SILVER_EVENTS
-from .state_files import StateFile, load_state
-from .table_files import DAY_COLUMN, DataFile, FileOutput, remove_action, translate_read_errors
+from .state_files import StateFile, load_state, save_state
+from .storage_errors import translate_read_errors, translate_write_errors
+from .table_files import DAY_COLUMN, DataFile, FileOutput, remove_action
 
 SCRUB_LIST: Final = "gold.scrub_list"
 DELETIONS: Final = "gold.temporal_deletions"
@@ -300,8 +301,7 @@ class Scrub:
         self._save(_Pending(self._epoch(), [*known.values(), *fresh]))
 
     def _save(self, pending: _Pending) -> None:
-        with self.lake.writing(self.lake.storage):
-            self.lake.storage.replace(_PENDING, msgspec.json.encode(pending) + b"\n")
+        save_state(self.lake.storage, _PENDING, pending)
 
     def _load(self) -> _Pending | None:
         return load_state(self.lake.storage, _PENDING, _Pending, self._epoch(), has_checksum=False)
@@ -317,7 +317,7 @@ class Scrub:
         entries = []
         for number, each in enumerate(files):
             name = f"{stem(_APP, version, self.run)}-{number:05d}.parquet"
-            with translate_read_errors(folder), self.lake.writing(folder):
+            with translate_read_errors(folder), translate_write_errors(folder):
                 if (entry := _copy(each, name, change)) is not None:
                     entries.append(entry)
         removes = [remove_action(each.file, now_ms=self.now_ns // 1_000_000) for each in files]

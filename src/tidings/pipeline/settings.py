@@ -39,6 +39,9 @@ class PipelineSettings(Settings, frozen=True, kw_only=True):
     undivided_rows_max: Annotated[int, msgspec.Meta(ge=0, le=10_000_000)] = 250_000
     """A job that reads up to so many rows, in no more than ``split_bytes_max``, is computed in one part, and its tables are written
     in this process. 0: none is."""
+    shared_bytes_max: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)] = 64 * _MIB
+    """Of an object store that Spark has no library for: tables with files of together so much, as rows in Spark's memory until a run
+    ends, are read once for all its jobs. 0: each job reads for itself."""
     commit_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB, le=1 << 40)] = 8192 * _MIB
     """One commit to bronze takes at most this much of the log; a longer way is gone in several."""
     commit_files_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 20_000

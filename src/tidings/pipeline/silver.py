@@ -45,7 +45,8 @@ from .schemas import (
 from .session import Progress, ProgressStep, translate_spark_errors
 from .settings import PipelineSettings
 from .source import log_segments
-from .table_files import DataFile, translate_read_errors, write_file
+from .storage_errors import translate_read_errors, translate_write_errors
+from .table_files import DataFile, write_file
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -264,7 +265,7 @@ class Silver:
             known = {"topics": list(SYNC_DIALECTS), "dialects": list(SYNC_DIALECTS.values())}
             rows = duck.sql(_SYNC_ROWS, params={**known, "since": since, "until": until})
             batches = (pa.Table.from_batches([each]) for each in rows.to_arrow_reader(_SYNC_BATCH))
-            with self.lake.writing(folder):
+            with translate_write_errors(folder):
                 name = f"{stem(SILVER_APP, batch + 1, self.run)}.parquet"
                 entry = write_file(folder, name, schema, batches)
         adds = self.lake.adds([] if entry is None else [entry])

@@ -21,6 +21,7 @@ from tidings.log.segment import encode_line, is_whole
 
 from .schemas import BRONZE_EVENTS
 from .storage import Storage
+from .storage_errors import translate_read_errors, translate_write_errors
 
 if TYPE_CHECKING:
     from .lake import Lake
@@ -85,7 +86,7 @@ def load_vacuumed(lake: Storage, epoch: str) -> Vacuumed:
 
 def save_vacuumed(lake: Storage, state: Vacuumed) -> None:
     """Store when each table was looked through."""
-    lake.replace(_VACUUMED, msgspec.json.encode(state) + b"\n")
+    save_state(lake, _VACUUMED, state)
 
 
 def load_state(lake: Storage, name: str, kind: type[_S], epoch: str, *, has_checksum: bool = True) -> _S | None:
@@ -98,6 +99,18 @@ def load_state(lake: Storage, name: str, kind: type[_S], epoch: str, *, has_chec
     return found if found is not None and found.epoch == epoch else None
 
 
+def save_state(lake: Storage, name: str, state: msgspec.Struct, *, has_checksum: bool = False) -> None:
+    """
+    Give a state file new content. A crash leaves the old one or this.
+
+    Raises:
+        LakeUnwritable, LakeBlocked, LakeUnreachable
+    """
+    data = msgspec.json.encode(state)
+    with translate_write_errors(lake):
+        lake.replace(name, encode_line(data[1:]) if has_checksum else data + b"\n")
+
+
 def load_hints(lake: Storage, *, epoch: str, seq: int) -> Hints:
     """The stored hints, if they can be used for reading on after ``seq``; otherwise none."""
     hints = load_state(lake, _POSITIONS, Hints, epoch)
@@ -105,8 +118,8 @@ def load_hints(lake: Storage, *, epoch: str, seq: int) -> Hints:
 
 
 def save_hints(lake: Storage, hints: Hints) -> None:
-    """Store the hints. A crash leaves the old ones or these."""
-    lake.replace(_POSITIONS, encode_line(msgspec.json.encode(hints)[1:]))
+    """Store the hints."""
+    save_state(lake, _POSITIONS, hints, has_checksum=True)
 
 
 def load_archived(lake: Storage, epoch: str) -> dict[str, int]:
@@ -125,7 +138,7 @@ def save_archived(lake: Lake, epoch: str, seq: int) -> None:
     """Store what bronze holds, once its commit is on disk."""
     before = load_state(lake.storage, _ARCHIVED, Archived, epoch) or Archived(epoch, 0, {})
     archived = Archived(epoch, seq, _offsets(lake, before))
-    lake.storage.replace(_ARCHIVED, encode_line(msgspec.json.encode(archived)[1:]))
+    save_state(lake.storage, _ARCHIVED, archived, has_checksum=True)
 
 
 def _offsets(lake: Lake, before: Archived) -> dict[str, int]:
@@ -151,8 +164,6 @@ def _by_reading(lake: Lake, files: list[DataFile]) -> Iterable[tuple[str, int]]:
     """Of files that hold several topics, the highest offset of each: two narrow columns, nothing else is read."""
     if not files:
         return []
-    from .table_files import translate_read_errors
-
     with translate_read_errors(lake.folder(BRONZE_EVENTS.name)):
         rows = lake.dataset(BRONZE_EVENTS.name, files).to_table(columns=["topic", "offset"])
         found = rows.group_by("topic").aggregate([("offset", "max")])

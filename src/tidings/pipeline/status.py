@@ -23,7 +23,7 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import Layout
 
 from .schemas import SILVER_EVENTS
-from .state_files import StateFile, load_state
+from .state_files import StateFile, load_state, save_state
 from .storage import Storage
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class JobStates:
 
     def _save(self) -> None:
         content = _States(self.epoch, self._jobs, self.until, *self._rest)
-        self._lake.replace(_FILE, msgspec.json.encode(content) + b"\n")
+        save_state(self._lake, _FILE, content)
 
 
 def idle_at(lake: Storage, layout: Layout, request: str) -> int | None:

@@ -111,7 +111,7 @@ class Storage:
                 return (self.path / name).read_bytes()
             with self.filesystem().open_input_file(name) as file:
                 return bytes(file.read())
-        except (FileNotFoundError, NotADirectoryError):
+        except FileNotFoundError:
             return None
 
     def replace(self, name: str, data: bytes) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -21,7 +20,6 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction, RemoveAction
 
-from .errors import LakeDamaged, LakeUnreachable
 from .storage import Storage
 
 DAY_COLUMN: Final = "date"
@@ -29,8 +27,6 @@ DAY_COLUMN: Final = "date"
 _TEXT_CHARS_MAX: Final = 64
 _LAST_LETTER: Final = "\U0010ffff"
 _ROW_GROUP_BYTES: Final = 32 << 20
-_NOISE: Final = re.compile(r"\x1b\[[0-9;]*m|\b0: <unknown>.*", re.DOTALL)
-"""Colours, and where in a library that has no names for it an error arose."""
 # Columns whose bounds help nobody and are long, or quote what somebody wrote: a table's log outlives the rows it speaks of.
 _UNBOUNDED: Final = frozenset(
     {
@@ -74,32 +70,6 @@ class DataFile:
         """Whether all values of the column lie between the two (both included), as far as is known."""
         least, most = self.minimum.get(column), self.maximum.get(column)
         return least is not None and most is not None and bool(low <= least and most <= high)
-
-
-@contextlib.contextmanager
-def translate_read_errors(folder: Storage) -> Iterator[None]:
-    """
-    While a table's files are read: what the readers raise, in our words.
-
-    Raises:
-        LakeDamaged: A file is missing, or is not what it was when it was committed.
-        LakeUnreachable: The object store does not answer, or refuses.
-    """
-    try:
-        yield
-    except Exception as error:
-        import duckdb  # tasks that write have no need of it
-
-        if not isinstance(error, duckdb.Error | pa.ArrowException | OSError):
-            raise
-        text = words_of(error)
-        is_gone = folder.is_local or isinstance(error, FileNotFoundError) or "Generic " not in text
-        raise (LakeDamaged if is_gone else LakeUnreachable)(str(folder), text) from error
-
-
-def words_of(error: BaseException) -> str:
-    """What a library says, in one line."""
-    return " ".join(_NOISE.sub("", str(error)).split())[:300]
 
 
 # Bounds

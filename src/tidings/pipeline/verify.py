@@ -23,7 +23,7 @@ from tidings.log.segment import decode
 from .bronze import bronze_state, check_reach
 from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS
-from .table_files import translate_read_errors
+from .storage_errors import translate_read_errors
 
 _BLOCK_BYTES: Final = 4 << 20
 _MASK: Final = (1 << 64) - 1

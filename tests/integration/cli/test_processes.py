@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
+import sys
 from pathlib import Path
 
 import psutil  # type: ignore[import-untyped]  # has no stubs
@@ -174,3 +175,22 @@ def test_ctrl_c_while_spark_starts_is_answered_and_leaves_nothing_running(tmp_pa
 
         assert (process.returncode, said) == (0, b"ending, once what was begun is whole; Ctrl-C again ends at once\n")
         assert psutil.wait_procs(java, timeout=30)[1] == []
+
+
+def test_ctrl_c_while_the_tool_is_loaded() -> None:
+    """Ctrl-C before the tool could take any care of it ends with 130, and nothing is said of Python's imports."""
+    program = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "typer":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from tidings.cli import main
+main()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, timeout=SECONDS_MAX, check=False)
+
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"")

@@ -14,7 +14,7 @@ import pytest
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.pipeline.catalogue import describe, query
 from tidings.pipeline.damage import find_damaged_logs
-from tidings.pipeline.errors import LakeConflict, LakeDamaged, LakeUnwritable, QueryRefused, UnknownTable
+from tidings.pipeline.errors import LakeBlocked, LakeConflict, LakeDamaged, QueryRefused, UnknownTable
 from tidings.pipeline.housekeeping import checkpoint, compact, vacuum
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import TableSpec, arrow_schema
@@ -131,14 +131,14 @@ def test_of_two_that_commit_at_once_one_is_told(lake: Lake, monkeypatch: pytest.
 
 def test_a_lake_that_cannot_be_written_is_told(tmp_path: Path) -> None:
     """
-    A file where a folder should be, or a disk that refuses, is the lake's problem and not a traceback.
+    A file where the lake should be is named, and not a traceback.
     """
     (tmp_path / "lake").write_text("in the way")
     lake = Lake(tmp_path / "lake", SYSTEM_CLOCK)
 
-    with pytest.raises(LakeUnwritable):
+    with pytest.raises(LakeBlocked, match="lake: a file is where a folder has to be"):
         lake.begin("e")
-    with pytest.raises(LakeUnwritable):
+    with pytest.raises(LakeBlocked, match="lake: a file is where a folder has to be"):
         put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
 
 
