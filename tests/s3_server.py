@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import json
-import os
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import tempfile
 import threading
 import urllib.request
 from collections.abc import Iterator
+from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
@@ -21,6 +21,9 @@ from tidings.pipeline.storage import Storage
 
 SECRET = "a-secret-that-nobody-may-see"
 _buckets = itertools.count()
+_said: dict[str, Path] = {}
+"""By server, the file that has a line for each request."""
+_REQUEST = re.compile(r"([A-Z]+) (/\S*) HTTP/")
 
 
 @pytest.fixture(scope="session")
@@ -35,14 +38,15 @@ def s3_server() -> Iterator[str]:
     """Start one; where it listens."""
     with socket.create_server(("127.0.0.1", 0)) as probe:
         port = probe.getsockname()[1]
-    folder = tempfile.TemporaryDirectory()
-    process = subprocess.Popen(
-        [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env={**os.environ, "MOTO_RECORDER_FILEPATH": f"{folder.name}/requests"},
-    )
     url = f"http://127.0.0.1:{port}"
+    folder = tempfile.TemporaryDirectory()
+    _said[url] = Path(folder.name, "requests")
+    with _said[url].open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "moto.server", "-H", "127.0.0.1", "-p", str(port)],
+            stdout=subprocess.DEVNULL,
+            stderr=said,
+        )
     try:
         for _ in range(600):
             with contextlib.suppress(OSError):
@@ -60,22 +64,11 @@ def s3_server() -> Iterator[str]:
 @contextlib.contextmanager
 def recorded(url: str) -> Iterator[list[tuple[str, str]]]:
     """What the server is asked meanwhile, in a list that is filled at the end: methods and paths."""
-
-    def ask(what: str) -> bytes:
-        request = urllib.request.Request(f"{url}/moto-api/recorder/{what}-recording", method="POST")
-        with urllib.request.urlopen(request, timeout=10) as answer:
-            return bytes(answer.read())
-
     found: list[tuple[str, str]] = []
-    ask("reset")
-    ask("start")
-    try:
-        yield found
-    finally:
-        ask("stop")
-    with urllib.request.urlopen(f"{url}/moto-api/recorder/download-recording", timeout=10) as answer:
-        asked = [json.loads(line) for line in answer]
-    found += [(each["method"], urlsplit(each["url"]).path) for each in asked]
+    begin = _said[url].stat().st_size
+    yield found
+    lines = _said[url].read_bytes()[begin:].decode()
+    found += [(method, urlsplit(path).path) for method, path in _REQUEST.findall(lines)]
 
 
 def options_of(url: str) -> dict[str, str]:

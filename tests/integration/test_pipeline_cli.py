@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,8 +17,10 @@ from tests.integration.cli.support import invoke, lines
 from tests.s3_server import SECRET, new_bucket
 from tests.unit.pipeline.support import Workspace, event
 from tidings.core.clock import SYSTEM_CLOCK
+from tidings.pipeline.bronze import Bronze
 from tidings.pipeline.errors import JavaMissing, LakeConflict, SparkFailed
 from tidings.pipeline.lake import Lake
+from tidings.pipeline.session import Progress, ProgressStep
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -118,8 +123,15 @@ def test_a_damaged_lake_is_made_whole(tmp_path: Path) -> None:
 @pytest.mark.usefixtures("shared")
 @pytest.mark.parametrize(
     ("place", "is_folder"),
-    [("", False), ("tables/silver/events", False), ("lake.json", True), ("jobs.json", True)],
-    ids=["lake", "table", "lake.json", "jobs.json"],
+    [
+        ("", False),
+        ("tables", False),
+        ("tables/bronze", False),
+        ("tables/silver/events", False),
+        ("lake.json", True),
+        ("jobs.json", True),
+    ],
+    ids=["lake", "tables", "layer", "table", "lake.json", "jobs.json"],
 )
 def test_something_else_is_in_the_way(tmp_path: Path, place: str, is_folder: bool) -> None:
     """
@@ -149,6 +161,107 @@ def test_something_else_is_in_the_way(tmp_path: Path, place: str, is_folder: boo
     assert said(*run)["until"] == 15
     assert sum(workspace.column("gold.topic_minutes", "events")) == 15
     assert said("pipeline", "verify", *run[-2:])["is_equal"]
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("place", ["", "tables", "tables/silver"])
+def test_a_lake_on_a_disk_that_is_not_there(tmp_path: Path, place: str) -> None:
+    """
+    A link that leads nowhere is no empty lake: every command names it, and once the disk is back the next run is right.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append(event(number) for number in range(12))
+    run = ("pipeline", "run", "--once", "--jobs", "none", "-w", workspace.folder)
+    said(*run)
+    workspace.append(event(number) for number in range(12, 15))
+    link, disk = workspace.folder.joinpath("lake", place), tmp_path / "disk"
+    link.rename(disk)
+    link.symlink_to(tmp_path / "unmounted")
+
+    for command in (run[:-2], *(("pipeline", name) for name in ("status", "verify", "repair")), ("table", "list")):
+        failed = invoke(*command, *run[-2:], "--json")
+        error = json.loads(failed.stdout or failed.stderr)["error"]
+        assert (failed.exit_code, error["code"]) == (1, "lake.blocked"), command
+        assert error["message"] == f"{link}: a link that leads nowhere"
+        assert "mount" in error["hint"]
+    disk.rename(tmp_path / "unmounted")
+    assert said(*run)["until"] == 15
+    assert workspace.column("silver.events", "seq") == list(range(1, 16))
+
+
+@pytest.mark.usefixtures("shared")
+def test_a_folder_where_the_next_commit_has_to_be(tmp_path: Path) -> None:
+    """
+    It is named, and not taken for a commit of somebody else, which would pass by itself.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append(event(number) for number in range(12))
+    run = ("pipeline", "run", "--once", "--jobs", "none", "-w", workspace.folder)
+    said(*run)
+    workspace.append(event(number) for number in range(12, 15))
+    folder = workspace.folder / "lake/tables/bronze/events/_delta_log"
+    blocked = folder / f"{len(list(folder.glob('*.json'))):020}.json"
+    blocked.mkdir()
+
+    failed = invoke(*run, "--json")
+
+    error = json.loads(failed.stdout or failed.stderr)["error"]
+    assert (failed.exit_code, error["code"]) == (1, "lake.blocked")
+    assert error["message"].startswith(str(blocked))
+    blocked.rmdir()
+    assert said(*run)["until"] == 15
+
+
+@pytest.mark.usefixtures("shared")
+@pytest.mark.parametrize("command", ["run", "repair"])
+def test_what_this_user_may_not_read_is_not_taken_for_damage(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """
+    Nothing is made anew in the place of a file that is there: who may read it is what has to be mended.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append(event(number) for number in range(12))
+    said("pipeline", "run", "--once", "--jobs", "none", "-w", workspace.folder)
+    kept = workspace.folder / "lake/lake.json"
+    content, read = kept.read_bytes(), Path.read_bytes
+
+    def refuses(path: Path) -> bytes:
+        if path.name == kept.name:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", refuses)
+    failed = invoke("pipeline", command, "-w", workspace.folder, "--json")
+    monkeypatch.undo()
+
+    error = json.loads(failed.stdout or failed.stderr)["error"]
+    assert (error["code"], error["message"]) == ("lake.unwritable", f"{kept}: Permission denied")
+    assert "permissions" in error["hint"]
+    assert kept.read_bytes() == content
+
+
+@pytest.mark.parametrize("is_swallowed", [False, True])
+def test_ctrl_c_ends_one_run_with_130(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_swallowed: bool) -> None:
+    """
+    Also if what the process did just then, such as importing a library, swallows it or fails because of it.
+    """
+    workspace = Workspace(tmp_path / "ws")
+    workspace.append(event(number) for number in range(12))
+
+    def interrupted(bronze: Bronze, spark: object, epoch: str, progress: Progress) -> None:
+        with contextlib.suppress(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+        if is_swallowed:
+            progress(ProgressStep("silver", 0, 1))
+        raise AttributeError("partially initialized module 'pandas' has no attribute 'core'")
+
+    monkeypatch.setattr(Bronze, "fill", interrupted)
+    done = invoke("pipeline", "run", "--once", "--jobs", "none", "-w", workspace.folder)
+
+    assert done.exit_code == 130
+    assert "Traceback" not in done.stderr
+    assert "silver" not in done.stderr
 
 
 @pytest.mark.usefixtures("shared")

@@ -29,7 +29,7 @@ from tidings.log.errors import WorkspaceBusy
 from tidings.log.interface import Appended, Duplicate, Log, Query, Refused, Verdict
 from tidings.log.retention import RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
-from tidings.pipeline.state_files import load_archived
+from tidings.pipeline.archived import held_by_lake
 from tidings.server.address import NodeAddress, read_address
 from tidings.wire.events import event_to_wire
 
@@ -135,10 +135,8 @@ class _Files:
 
     async def retention(self, rules: Mapping[str, TopicRetention], *, dry_run: bool = False) -> RetentionPlan:
         session, log = self._session, self._log
-        # Where a lake is kept its bookkeeping says what it holds; if that cannot be read it holds nothing: a segment too
-        # many is kept, none too few.
-        is_kept = session.lake_place is not None or session.lake.path.exists()
-        archived = load_archived(session.lake, session.layout.read_meta(OsDisk()).epoch) if is_kept else None
+        epoch = session.layout.read_meta(OsDisk()).epoch
+        archived = held_by_lake(session.lake, epoch, is_kept=session.lake_place is not None)
         plan = plan_retention(
             [segment for info in log.topics().values() for segment in info.segments],
             rules,

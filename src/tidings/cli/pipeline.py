@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from tidings.pipeline.jobs.job import Job
     from tidings.pipeline.repair import LakeRepair
     from tidings.pipeline.runner import Pipeline, RunReport
-    from tidings.pipeline.session import SessionOnDemand
+    from tidings.pipeline.session import Progress, ProgressStep, SessionOnDemand
 
 app = typer.Typer(help="The tables that Spark makes from the log.", no_args_is_help=True, rich_markup_mode=None)
 
@@ -157,12 +157,15 @@ def run(
         return
     is_paced = span_s is not None and jobs is None
     request = msgspec.json.encode([jobs, sets, is_paced, settings], order="sorted").decode()
-    with _session(
-        settings,
-        is_loud=is_spark_loud,
-        out=session.out,
-        is_brief=lambda: span_s is None and _is_short(session, settings),
-    ) as spark:
+    with (
+        _ended_by_ctrl_c(is_once=span_s is None),
+        _session(
+            settings,
+            is_loud=is_spark_loud,
+            out=session.out,
+            is_brief=lambda: span_s is None and _is_short(session, settings),
+        ) as spark,
+    ):
         while True:
             publisher = SummaryPublisher(session, token)
             failed = True
@@ -179,7 +182,7 @@ def run(
                 )
                 failed = bool(report is not None and report.failed)
             except TidingsError as error:
-                if span_s is None or not error.retryable:
+                if span_s is None or not error.retryable or _ending.is_set():
                     raise
                 session.out.note(f"this run failed, and the next one tries again: {error}")
                 spark.stop()  # it may be Spark itself that is in trouble
@@ -557,15 +560,32 @@ def _session(
         yield spark
 
 
+_ending: Final = threading.Event()
+"""Ctrl-C was pressed. What the process did just then, an import for one, may have swallowed the exception."""
+
+
+def _unless_ending(progress: Progress) -> Progress:
+    """The same, but no further stage is begun after Ctrl-C."""
+
+    def told(step: ProgressStep, /) -> None:
+        if _ending.is_set() and threading.current_thread() is threading.main_thread():
+            raise KeyboardInterrupt
+        progress(step)
+
+    return told
+
+
 @contextlib.contextmanager
 def _told_of_interrupts() -> Iterator[None]:
     """Within this a first Ctrl-C says what is waited for, as jobs under way are finished, and a second one ends the process."""
 
+    _ending.clear()
     screen = os.dup(2)  # while Spark starts, what goes to stderr itself is not shown
 
     def end(*_: object) -> None:
         signal.signal(signal.SIGINT, lambda *_: os._exit(ExitCode.INTERRUPTED))
         os.write(screen, b"ending, once what was begun is whole; Ctrl-C again ends at once\n")
+        _ending.set()
         raise KeyboardInterrupt
 
     def is_news(record: logging.LogRecord) -> bool:
@@ -575,10 +595,25 @@ def _told_of_interrupts() -> Iterator[None]:
     logging.getLogger().addFilter(is_news)
     try:
         yield
+    except Exception:
+        if _ending.is_set():
+            raise KeyboardInterrupt from None  # what it broke off, an import for one, may say anything
+        raise
     finally:
         signal.signal(signal.SIGINT, before)
         logging.getLogger().removeFilter(is_news)
         os.close(screen)
+
+
+@contextlib.contextmanager
+def _ended_by_ctrl_c(*, is_once: bool) -> Iterator[None]:
+    """One run that Ctrl-C ended did not do all that it was asked for, and says so by its exit code."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if is_once:
+            raise typer.Exit(ExitCode.INTERRUPTED) from None
+        raise
 
 
 def _is_short(session: Session, settings: PipelineSettings) -> bool:
@@ -637,7 +672,7 @@ def _run_once(
             silver_anew=silver_anew,
             is_paced=is_paced,
             request=request,
-            progress=progress,
+            progress=_unless_ending(progress),
         )
     _show_run(session.out, report, publisher)
     return report

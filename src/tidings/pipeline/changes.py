@@ -38,7 +38,6 @@ Days = frozenset[int]
 GROWING: Final = {table.name: "seq" for table in (BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS)}
 _UNCHANGING: Final = ("OPTIMIZE", "VACUUM START", "VACUUM END", "ADD COLUMN", "SET TBLPROPERTIES", "CREATE TABLE")
 """Commits that leave a table's rows as they are."""
-_HISTORY_MAX: Final = 64
 _DAYS_MAX: Final = 366
 _COMPARED_MAX: Final = 500_000
 """Up to so many rows, two versions of a table are compared."""
@@ -203,11 +202,9 @@ class Changes:
 
     def _commits(self, table: str) -> Iterator[tuple[int, Note]]:
         """The commits that changed a table's rows, the newest first: their versions and notes, as far as its log goes back."""
-        if self.lake.exists(table):
-            for limit, skipped in ((1, 0), (_HISTORY_MAX, 1)):
-                for entry in self.lake.open(table).history(limit)[skipped:]:
-                    if entry.get("operation") not in _UNCHANGING:
-                        yield int(entry["version"]), json.loads(entry.get("tidings") or "{}")
+        for entry in self.lake.commits(table):
+            if entry.get("operation") not in _UNCHANGING:
+                yield int(entry["version"]), json.loads(entry.get("tidings") or "{}")
 
     def _has_changed(self, inputs: Mapping[str, Sequence[Any]], positions: Mapping[str, Sequence[Any]]) -> bool:
         """Whether a table is another than it was."""

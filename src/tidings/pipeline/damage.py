@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
-from .bronze import ends_early
+from .bronze import bronze_state, ends_early
 from .errors import LakeDamaged
 from .lake import Lake, LakeMeta, Note
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
@@ -214,11 +214,33 @@ def loose_files(lake: Lake, table: str) -> list[DataFile]:
     return sorted(found, key=lambda file: -file.rows)
 
 
-def _problem(file: DataFile, size: int | None) -> str | None:
+def check_held(lake: Lake, epoch: str, seq: int) -> None:
+    """
+    Make sure that bronze holds what it is known to have held: its log reaches that far, and its files, which are not read, are there.
+
+    Raises:
+        LakeDamaged: It does not.
+    """
+    name = BRONZE_EVENTS.name
+    meta = lake.known_meta()
+    reached = bronze_state(lake).seq if meta is not None and meta.epoch == epoch else 0
+    if reached < seq:
+        raise LakeDamaged(str(lake.folder(name)), ends_early(reached, seq))
+    sizes = lake.folder(name).sizes()
+    for file in lake.files(name):
+        if (problem := _size_problem(file, sizes.get(file.name))) is not None:
+            raise LakeDamaged(file.uri, problem)
+
+
+def _size_problem(file: DataFile, size: int | None) -> str | None:
     if size is None:
         return "is missing"
-    if size != file.size:
-        return f"has {size} bytes instead of {file.size}"
+    return None if size == file.size else f"has {size} bytes instead of {file.size}"
+
+
+def _problem(file: DataFile, size: int | None) -> str | None:
+    if (problem := _size_problem(file, size)) is not None:
+        return problem
     try:
         with (
             translate_read_errors(file.folder),

@@ -8,7 +8,7 @@ What the pipeline answers when it cannot do what it was asked.
     ├── LakeError               the tables
     │   ├── LakeConflict            somebody else committed to a table meanwhile
     │   ├── LakeUnreachable         the object store does not answer, or refuses
-    │   ├── LakeUnwritable          it cannot be written (full, read-only, no permission)
+    │   ├── LakeUnwritable          the disk refuses (full, read-only, no permission)
     │   ├── LakeBlocked             something else is where a file or folder of it has to be
     │   ├── LakeDamaged             a file it needs is missing or cannot be read
     │   ├── LakeOfAnotherLog        it was made from another workspace's log
@@ -98,7 +98,7 @@ class LakeUnreachable(LakeError):
 
 
 class LakeUnwritable(LakeError):
-    """The lake cannot be written. What was committed before is untouched."""
+    """The lake cannot be written, or this user may not read it. What was committed before is untouched."""
 
     code = "lake.unwritable"
     retryable = True

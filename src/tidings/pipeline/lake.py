@@ -33,10 +33,10 @@ from deltalake.transaction import AddAction, RemoveAction
 
 from tidings.core.clock import Clock
 
-from .errors import LakeConflict, LakeDamaged, LakeUnreachable, LakeUnwritable, UnknownTable
+from .errors import LakeBlocked, LakeConflict, LakeDamaged, LakeUnreachable, UnknownTable
 from .schemas import arrow_schema, struct_of
 from .storage import Storage
-from .storage_errors import blocked, disk_problem, translate_read_errors, translate_write_errors, words_of
+from .storage_errors import blocked, in_the_way, translate_read_errors, translate_write_errors, words_of
 from .table_files import (
     DAY_COLUMN,
     ENTRIES,
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 
 _META: Final = "lake.json"
 _TABLES: Final = "tables"
+_LAYERS: Final = ("bronze", "silver", "gold")
 _NOTE: Final = "tidings"
 _TABLE: Final = "tidings.table"
 _HISTORY_MAX: Final = 100
@@ -93,6 +94,8 @@ class Lake:
         self._opened: dict[str, DeltaTable] = {}
         self._known_files: dict[str, tuple[int, Sequence[DataFile]]] = {}
         """By table, its version and the files that it has then."""
+        self._known_commits: dict[str, tuple[tuple[dict[str, Any], ...], bool]] = {}
+        """By table, its last commits, the newest first, and whether there are no more that can be read."""
         self._meta: LakeMeta | None = None
         self._is_apart = False
 
@@ -121,6 +124,9 @@ class Lake:
     def folders(self) -> list[str]:
         """The names of the tables that have a folder, also of those that cannot be opened."""
         folder = self.tables_folder
+        for layer in _LAYERS if folder.is_local else ():
+            if (error := in_the_way(folder.path / layer)) is not None:
+                raise error
         with translate_read_errors(folder):
             found = {f"{layer}.{name}" for layer in folder.folders() for name in folder.folders(layer)}
         return sorted({name for name in found if "-" not in name} | self.moved.keys())
@@ -137,7 +143,10 @@ class Lake:
         if folder.url in self._opened:
             return True
         with self._translate_errors(table):
-            return bool(DeltaTable.is_deltatable(folder.url, dict(folder.options)))
+            is_there = bool(DeltaTable.is_deltatable(folder.url, dict(folder.options)))
+        if not is_there and folder.is_local and (error := in_the_way(folder.path)) is not None:
+            raise error
+        return is_there
 
     def open(self, table: str, version: int | None = None) -> DeltaTable:
         """
@@ -317,24 +326,53 @@ class Lake:
         Raises:
             LakeDamaged: Somebody put another table there; or nothing was noted lately.
         """
-        if not self.exists(table):
-            return {}
         for note in self.notes(table):
             return note
-        if not self.open(table).file_uris():
+        if not self.exists(table) or not self.open(table).file_uris():
             return {}  # a run died between making the table and its first commit
         raise LakeDamaged(str(self.folder(table)), f"none of its last {_HISTORY_MAX} commits is the pipeline's")
 
-    def notes(self, table: str, limit: int = _HISTORY_MAX) -> Iterator[Note]:
-        """The notes of the last commits, the newest first, as far back as the table's log goes."""
-        with self._translate_errors(table):
-            history = self.open(table).history(limit)
-        for entry in history:
+    def notes(self, table: str) -> Iterator[Note]:
+        """The notes of the last commits, the newest first, as far back as they are looked at."""
+        for entry in self.commits(table):
             if (text := entry.get(_NOTE)) is not None:
                 if (whose := entry.get(_TABLE, table)) != table:
                     raise LakeDamaged(str(self.folder(table)), f"what is there is {whose}")
                 found: Note = json.loads(text)
                 yield found
+
+    def commits(self, table: str) -> Iterator[Mapping[str, Any]]:
+        """
+        The last commits, the newest first, as far back as the table's log goes and they are looked at; none of a table that was never
+        made. Each is read once for all who ask, and no further back than somebody asks: an object store is asked for every one.
+        """
+        if not self.exists(table):
+            return
+        url, newest = self.folder(table).url, self.open(table).version()
+        known, is_all = self._known_commits.get(url, ((), False))
+        ahead = newest - known[0]["version"] if known else 0
+        if ahead < 0:  # it lost commits meanwhile
+            known, is_all = (), False
+        elif ahead > 0:
+            fresh = self._read_commits(table, ahead)
+            is_joined = fresh[-1]["version"] == known[0]["version"] + 1
+            known, is_all = ((*fresh, *known)[:_HISTORY_MAX], is_all) if is_joined else (fresh, False)
+        before = newest + 1
+        while True:
+            self._known_commits[url] = (known, is_all)
+            for entry in known:
+                if entry["version"] < before:  # of what came since, nothing: another thread may have it known already
+                    yield entry
+                    before = entry["version"]
+            if is_all:
+                return
+            wanted = min(max(1, 4 * len(known)), _HISTORY_MAX)
+            known = self._read_commits(table, wanted)
+            is_all = len(known) < wanted or wanted == _HISTORY_MAX
+
+    def _read_commits(self, table: str, count: int) -> tuple[dict[str, Any], ...]:
+        with self._translate_errors(table):
+            return tuple(self.open(table).history(min(count, _HISTORY_MAX)))
 
     def done(self, table: str, app: str) -> int | None:
         """The last version that an application committed to the table."""
@@ -522,6 +560,9 @@ class Lake:
         except TableNotFoundError as error:
             raise UnknownTable(table, "there is no such table") from error
         except CommitFailedError as error:
+            for each in (folder.path / "_delta_log").glob("*.json") if folder.is_local else ():
+                if not each.is_file():
+                    raise LakeBlocked(str(each), "no file, and a commit has to be there") from error
             raise LakeConflict(str(folder), "another commit came first") from error
         except DeltaError as error:
             if (known := blocked(folder, error)) is not None:
@@ -529,8 +570,7 @@ class Lake:
             text = words_of(error)
             if not folder.is_local and "Generic " in text:
                 raise LakeUnreachable(str(folder), text) from error
-            kind = LakeUnwritable if disk_problem(text) is not None else LakeDamaged
-            raise kind(str(folder), text) from error
+            raise LakeDamaged(str(folder), text) from error
         except OSError as error:
             if (known := blocked(folder, error)) is not None:
                 raise known from error

@@ -105,13 +105,15 @@ class Storage:
         return _filesystem(self.url, self.options)
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; ``None`` if there is none."""
+        """A file's content; ``None`` if there is none. One behind a link that leads nowhere may be there tomorrow, and raises."""
         try:
             if self.is_local:
                 return (self.path / name).read_bytes()
             with self.filesystem().open_input_file(name) as file:
                 return bytes(file.read())
         except FileNotFoundError:
+            if self.is_local and broken_link(self.path / name) is not None:
+                raise
             return None
 
     def replace(self, name: str, data: bytes) -> None:
@@ -176,6 +178,11 @@ class Storage:
 
     def folders(self, name: str = "") -> list[str]:
         """The names of the folders in it, or in a folder of it."""
+        if self.is_local:
+            try:
+                return sorted(each.name for each in (self.path / name).iterdir() if each.is_dir())
+            except FileNotFoundError:
+                return []
         from pyarrow.fs import FileSelector, FileType
 
         found = self.filesystem().get_file_info(FileSelector(name, allow_not_found=True))
@@ -205,6 +212,11 @@ class Storage:
                 folders[path] = True
         for folder in folders:
             _DISK.sync_folder(folder)
+
+
+def broken_link(path: Path) -> Path | None:
+    """The file or folder, or one above it, that is a link that leads nowhere: its disk may not be mounted."""
+    return next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
 
 
 @functools.lru_cache(maxsize=256)

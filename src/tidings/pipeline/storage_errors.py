@@ -10,16 +10,14 @@ from pathlib import Path
 from typing import Final
 
 from .errors import LakeBlocked, LakeDamaged, LakeError, LakeUnreachable, LakeUnwritable
-from .storage import Storage
+from .storage import Storage, broken_link
 
 _NOISE: Final = re.compile(r"\x1b\[[0-9;]*m|\b0: <unknown>.*", re.DOTALL)
 """Colours, and where in a library that has no names for it an error arose."""
-_BLOCKED: Final = {
-    errno.ENOTDIR: "a file is where a folder has to be",
-    errno.EEXIST: "a file is where a folder has to be",
-    errno.EISDIR: "a folder is where a file has to be",
-}
-_NO_FOLDER: Final = "Not a directory"
+_NO_FILE: Final = "a file is where a folder has to be"
+_NO_FOLDER: Final = "a folder is where a file has to be"
+_NO_TARGET: Final = "a link that leads nowhere"
+_BLOCKED: Final = (errno.ENOTDIR, errno.EEXIST, errno.ELOOP, errno.ENOENT)
 _DISK_PROBLEMS: Final = ("No space left", "Disk quota", "Read-only file system", "Permission denied")
 
 
@@ -28,28 +26,39 @@ def words_of(error: BaseException) -> str:
     return " ".join(_NOISE.sub("", str(error)).split())[:300]
 
 
-def disk_problem(text: str) -> str | None:
-    """What a library says of the disk, if that is what is wrong."""
-    return next((problem for problem in _DISK_PROBLEMS if problem in text), None)
+def in_the_way(path: Path) -> LakeBlocked | None:
+    """The error, if a file or a broken link is where a folder or one of those above it has to be."""
+    if (link := broken_link(path)) is not None:
+        error = LakeBlocked(str(link), _NO_TARGET)
+        error.hint = "mount what it leads to, or move it away, and run again"
+        return error
+    file = next((each for each in (path, *path.parents) if each.is_file()), None)
+    return None if file is None else LakeBlocked(str(file), _NO_FILE)
 
 
 def blocked(place: Storage, error: BaseException) -> LakeError | None:
     """
-    The error, if something else is where a file or a folder of the lake has to be.
+    The error, if the disk refuses, or something else is where a file or a folder of the lake has to be.
 
     Args:
         place: What was worked on.
         error: What was raised.
     """
-    known = error if isinstance(error, OSError) else OSError()
-    number = errno.ENOTDIR if known.errno is None and _NO_FOLDER in str(error) else known.errno
-    if not place.is_local or number not in _BLOCKED:
+    if not place.is_local:
         return None
-    path = Path(known.filename2 or known.filename or place.path)
-    found = next((each for each in (path, *path.parents) if each.is_file()), None)
-    if found is None and number != errno.EISDIR:
-        return LakeDamaged(str(place), words_of(error))  # it is further inside: a part of the table itself
-    return LakeBlocked(str(found or path), _BLOCKED[number])
+    known = error if isinstance(error, OSError) else OSError()
+    text, path = str(error), Path(known.filename2 or known.filename or place.path)
+    if (problem := next((each for each in _DISK_PROBLEMS if each in text), None)) is not None:
+        return LakeUnwritable(str(path), problem)
+    if known.errno == errno.EISDIR:
+        return LakeBlocked(str(path), _NO_FOLDER)
+    if known.errno in _BLOCKED and (found := in_the_way(path)) is not None:
+        return found
+    if known.errno == errno.ENOTDIR or "Not a directory" in text:
+        return in_the_way(place.path) or LakeDamaged(
+            str(place), words_of(error)
+        )  # otherwise it is further inside, in the table
+    return None
 
 
 @contextlib.contextmanager
@@ -59,7 +68,7 @@ def translate_read_errors(folder: Storage) -> Iterator[None]:
 
     Raises:
         LakeDamaged: A file is missing, or is not what it was when it was committed.
-        LakeBlocked: Something else is where it has to be.
+        LakeUnwritable, LakeBlocked: This user may not read it; or something else is where it has to be.
         LakeUnreachable: The object store does not answer, or refuses.
     """
     try:
@@ -98,8 +107,6 @@ def translate_write_errors(place: Storage) -> Iterator[None]:
     except Exception as error:
         if type(error).__module__.split(".")[0] not in ("py4j", "pyspark"):
             raise
-        if (problem := disk_problem(str(error))) is not None:
-            raise LakeUnwritable(str(place), problem) from error
         if (known := blocked(place, error)) is not None:
             raise known from error
         raise

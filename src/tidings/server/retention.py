@@ -24,6 +24,7 @@ from tidings.log.encryption import Encryptor
 from tidings.log.interface import Log
 from tidings.log.retention import RecordHolders, RetentionPlan, plan_retention
 from tidings.log.settings import TopicRetention
+from tidings.pipeline.archived import held_by_lake
 from tidings.pipeline.storage import LAKE_FOLDER, Storage
 
 _NEEDED: Final = ("pyarrow", "deltalake")
@@ -113,7 +114,8 @@ class NodeRetention:
             audit: Who asks for it, if it is not the node itself.
             dry_run: Drop nothing.
         """
-        archived = await asyncio.to_thread(self._archived)
+        epoch = self._log.position.epoch
+        archived = await asyncio.to_thread(held_by_lake, self._lake, epoch, is_kept=self._is_lake_kept)
         plan = plan_retention(
             [segment for info in self._log.topics().values() for segment in info.segments],
             self._rules if rules is None else rules,
@@ -129,11 +131,3 @@ class NodeRetention:
                 plan = await self._log.drop(plan, self._holders)
             logger.info("retention dropped %d segments, %d bytes", len(plan.drops), plan.freed_bytes)
         return plan
-
-    def _archived(self) -> dict[str, int] | None:
-        """What the lake holds of each topic; ``None`` where no lake is kept."""
-        if not (self._is_lake_kept or self._lake.path.exists()):
-            return None
-        from tidings.pipeline.state_files import load_archived  # only here: most nodes keep no lake
-
-        return load_archived(self._lake, self._log.position.epoch)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -104,6 +106,42 @@ def test_a_lake_that_may_lack_records_holds_them(workspace: Path) -> None:
     found = plan(workspace, "--max-bytes", "0", "--yes")
 
     assert dropped(found) == []
+    assert kept_offsets(workspace, "demo") == list(range(25))
+
+
+def lose_a_file(lake: Path) -> None:
+    next(lake.glob("tables/bronze/events/*.parquet")).unlink()
+
+
+def lose_a_commit(lake: Path) -> None:
+    max(lake.glob("tables/bronze/events/_delta_log/*.json")).unlink()
+
+
+def lose_the_tables(lake: Path) -> None:
+    shutil.rmtree(lake / "tables")
+
+
+def lose_the_disk(lake: Path) -> None:
+    lake.rename(lake.with_name("elsewhere"))
+    lake.symlink_to(lake.with_name("unmounted"))
+
+
+@pytest.mark.parametrize("lose", [lose_a_file, lose_a_commit, lose_the_tables, lose_the_disk])
+def test_nothing_goes_on_the_word_of_a_lake_that_is_not_what_it_was(
+    workspace: Path, lose: Callable[[Path], None]
+) -> None:
+    """What a lake noted that it holds lets segments go only while its table does hold it: the log may have the last copy."""
+    assert invoke("pipeline", "run", "--once", "--jobs", "none", "-w", workspace).exit_code == 0
+    rule = ("--max-bytes", "demo=0")
+    assert dropped(plan(workspace, *rule)) == [("demo", 1), ("demo", 2)]
+    lose(workspace / "lake")
+
+    done = invoke("log", "retention", *rule, "--yes", "-w", workspace)
+
+    if lose is lose_the_disk:
+        assert "dropped: 0 segments" in done.stdout
+    else:
+        assert (done.exit_code, done.stderr.count("error: "), done.stderr.count("repair")) == (1, 1, 1)
     assert kept_offsets(workspace, "demo") == list(range(25))
 
 

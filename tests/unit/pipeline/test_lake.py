@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
+from tests.s3_server import new_bucket, recorded
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.pipeline.catalogue import describe, query
 from tidings.pipeline.damage import find_damaged_logs
@@ -183,6 +186,65 @@ def test_a_table_is_summed_up_again_where_nobody_can_read_when_it_was(lake: Lake
 
     assert json.loads(last.read_text())["version"] == lake.open(TABLE.name).version()
     assert names(lake) == ["a"]
+
+
+def test_commits_are_those_of_the_table_however_far_somebody_looked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    What is known of a table's commits is what its log says, in whatever order two lakes commit, and look how far back.
+    """
+    monkeypatch.setattr("tidings.pipeline.lake._HISTORY_MAX", 20)
+    chance = random.Random(7)
+    lakes = [Lake(tmp_path / "lake", SYSTEM_CLOCK) for _ in range(2)]
+    assert list(lakes[0].commits(TABLE.name)) == []
+    for version in range(1, 41):
+        put(chance.choice(lakes), [], version)
+        for lake in lakes:
+            there = list(range(lake.open(TABLE.name).version(), -1, -1))[:20]
+            wanted = chance.choice((1, 2, 3, 9, 40))
+            looked = [entry["version"] for entry in itertools.islice(lake.commits(TABLE.name), wanted)]
+            assert looked == there[:wanted]
+        assert chance.choice(lakes).note(TABLE.name) == {"seq": version}
+
+
+def test_commits_that_come_while_somebody_looks_are_left_out(tmp_path: Path) -> None:
+    """
+    Whoever goes through a table's commits sees those that there were when they began, each once, also if others look further meanwhile.
+    """
+    lake, other = Lake(tmp_path / "lake", SYSTEM_CLOCK), Lake(tmp_path / "lake", SYSTEM_CLOCK)
+    for version in range(1, 13):
+        put(lake, [], version)
+    newest = lake.open(TABLE.name).version()
+    found = []
+
+    for entry in lake.commits(TABLE.name):
+        found.append(entry["version"])
+        if len(found) < 8:
+            put(other, [], 12 + len(found))
+            assert lake.note(TABLE.name) == {"seq": 12 + len(found)}
+            assert next(iter(lake.commits(TABLE.name)))["version"] == newest + len(found)
+
+    assert found == list(range(newest, -1, -1))
+
+
+def test_an_object_store_is_asked_once_for_a_commit(s3_url: str) -> None:
+    """
+    The last note of a table takes its last commit and none of those before, and nothing is downloaded to say it again.
+    """
+    bucket = new_bucket(s3_url)
+    for version in range(1, 13):
+        put(Lake(bucket, SYSTEM_CLOCK), [], version)
+    lake = Lake(bucket, SYSTEM_CLOCK)
+    lake.open(TABLE.name)
+
+    def downloads() -> list[str]:
+        with recorded(s3_url) as asked:
+            assert lake.note(TABLE.name) == {"seq": 12}
+        return [path.rpartition("/")[2] for method, path in asked if method == "GET" and path.endswith(".json")]
+
+    assert set(downloads()) == {f"{12:020}.json"}
+    assert downloads() == []
 
 
 def test_new_columns_join_a_table(lake: Lake) -> None:
