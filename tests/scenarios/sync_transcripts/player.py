@@ -10,6 +10,7 @@ transcript plays without sockets and over real ones.
 | ``{"open": C}`` | a connection that has said nothing |
 | ``{"from": C, "send": type, "payload": {...}}`` | a message; ``$token`` stands for C's token |
 | ``{"to": C, "expect": type, "payload": {...}}`` | the next message to C is this, and has at least these fields |
+| ``{"to": C, "in_any_order": [{"expect": type, ...}, ...]}`` | the next messages to C are these, of different types, in whatever order |
 | ``{"to": C, "quiet": true}`` | nothing is on its way to C: a heartbeat is answered first |
 | ``{"to": C, "closed": code}`` | C's connection was closed |
 | ``{"cut": C}``, ``{"fill": n}``, ``{"pass_s": n}``, ``{"crash": true}``, ``{"reload": {...}}`` | the line breaks; the count moves on by n; time passes; the server dies after storing what it was sent, and starts again; its settings change |
@@ -99,6 +100,12 @@ class _Player:
                 message = await self.lines[client].receive()
                 assert message["type"] == type, f"got {message}"
                 self._match(step.get("payload", {}), message["payload"], "payload")
+            case {"to": client, "in_any_order": expected}:
+                wanted = {each["expect"]: each["payload"] for each in expected}
+                for _ in expected:
+                    message = await self.lines[client].receive()
+                    assert message["type"] in wanted, f"got {message}"
+                    self._match(wanted.pop(message["type"]), message["payload"], "payload")
             case {"to": client, "quiet": True}:
                 await self._send(client, "heartbeat", {}, {})
                 message = await self.lines[client].receive()
