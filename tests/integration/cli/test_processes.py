@@ -173,7 +173,10 @@ def test_ctrl_c_while_spark_starts_is_answered_and_leaves_nothing_running(tmp_pa
         process.send_signal(signal.SIGINT)
         _, said = process.communicate(timeout=120)
 
-        assert (process.returncode, said) == (0, b"ending, once what was begun is whole; Ctrl-C again ends at once\n")
+        assert process.returncode == 0
+        # Small runs go on while Spark starts, and may have said that they caught up just before.
+        assert said.endswith(b"ending, once what was begun is whole; Ctrl-C again ends at once\n")
+        assert b"Traceback" not in said
         assert psutil.wait_procs(java, timeout=30)[1] == []
 
 
