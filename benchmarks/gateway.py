@@ -119,7 +119,10 @@ def _fan_out(run: Runner, scale: Scale, server: Server, is_one_core: bool) -> It
     best = {name: min(rounds, key=lambda each: each.taken.wall_s) for name, rounds in found.items() if rounds}
     per_s = {name: each.deliveries / each.taken.wall_s for name, each in best.items()}
     # The system counts a process's time in ticks: less than one is not known.
-    cpu_us = {name: max(each.server_cpu_s, 1 / os.sysconf("SC_CLK_TCK")) / each.deliveries * 1e6 for name, each in best.items()}
+    cpu_us = {
+        name: max(each.server_cpu_s, 1 / os.sysconf("SC_CLK_TCK")) / each.deliveries * 1e6
+        for name, each in best.items()
+    }
     about = f"to {scale.gateway_subscribers:,} subscribers"
     row = Row(
         bench="gateway",
