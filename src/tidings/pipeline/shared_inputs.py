@@ -74,7 +74,8 @@ class SharedInputs:
                 frame.persist()
                 self._kept.append(frame)
                 self._bytes_left -= size
-            return self._frames.setdefault(key, frame)
+            self._frames[key] = frame
+            return frame
 
     def close(self) -> None:
         """The run is over."""
