@@ -105,15 +105,13 @@ class Storage:
         return _filesystem(self.url, self.options)
 
     def read(self, name: str) -> bytes | None:
-        """A file's content; ``None`` if there is none. One behind a link that leads nowhere may be there tomorrow, and raises."""
+        """A file's content; ``None`` if there is none."""
         try:
             if self.is_local:
                 return (self.path / name).read_bytes()
             with self.filesystem().open_input_file(name) as file:
                 return bytes(file.read())
         except FileNotFoundError:
-            if self.is_local and broken_link(self.path / name) is not None:
-                raise
             return None
 
     def replace(self, name: str, data: bytes) -> None:
@@ -212,11 +210,6 @@ class Storage:
                 folders[path] = True
         for folder in folders:
             _DISK.sync_folder(folder)
-
-
-def broken_link(path: Path) -> Path | None:
-    """The file or folder, or one above it, that is a link that leads nowhere: its disk may not be mounted."""
-    return next((each for each in (path, *path.parents) if each.is_symlink() and not each.exists()), None)
 
 
 @functools.lru_cache(maxsize=256)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from .errors import LakeBlocked, LakeDamaged, LakeError, LakeUnreachable, LakeUnwritable
-from .storage import Storage, broken_link
+from .storage import Storage
 
 _NOISE: Final = re.compile(r"\x1b\[[0-9;]*m|\b0: <unknown>.*", re.DOTALL)
 """Colours, and where in a library that has no names for it an error arose."""
@@ -28,12 +28,14 @@ def words_of(error: BaseException) -> str:
 
 def in_the_way(path: Path) -> LakeBlocked | None:
     """The error, if a file or a broken link is where a folder or one of those above it has to be."""
-    if (link := broken_link(path)) is not None:
-        error = LakeBlocked(str(link), _NO_TARGET)
-        error.hint = "mount what it leads to, or move it away, and run again"
-        return error
-    file = next((each for each in (path, *path.parents) if each.is_file()), None)
-    return None if file is None else LakeBlocked(str(file), _NO_FILE)
+    for each in (path, *path.parents):
+        if each.is_symlink() and not each.exists():
+            error = LakeBlocked(str(each), _NO_TARGET)
+            error.hint = "mount what it leads to, or move it away, and run again"
+            return error
+        if each.is_file():
+            return LakeBlocked(str(each), _NO_FILE)
+    return None
 
 
 def blocked(place: Storage, error: BaseException) -> LakeError | None:
