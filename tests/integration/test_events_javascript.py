@@ -182,7 +182,8 @@ async def test_a_stream_in_a_browser_misses_nothing(tmp_path: Path) -> None:
         cut_all(node)
         last = await tell(node, "order:20")
         assert await seen(20) == [f"order:{number}" for number in range(1, 21)]
-        assert await page.run("stream.position") == last
+        # What the log notes of the connection itself may have come since.
+        assert await page.run("stream.position") >= last
         await page.run("stream.close()")
         assert (await seen(21))[-1] == "end"
         await until(lambda: len(node.services.gateway.registry) == 0)
