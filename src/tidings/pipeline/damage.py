@@ -180,8 +180,9 @@ def find_damage(lake: Lake, advance: Callable[[int], None] | None = None) -> Dam
     for table in lake.folders():
         if table in logs or not lake.exists(table):
             continue
+        files = lake.files(table)  # before the folder is listed, as a run may commit meanwhile
         sizes = lake.folder(table).sizes()
-        for file in lake.files(table):
+        for file in files:
             if (problem := _problem(file, sizes.get(file.name))) is not None:
                 damaged.setdefault(table, []).append(DamagedFile(file, problem))
             done += 1
@@ -226,8 +227,9 @@ def check_held(lake: Lake, epoch: str, seq: int) -> None:
     reached = bronze_state(lake).seq if meta is not None and meta.epoch == epoch else 0
     if reached < seq:
         raise LakeDamaged(str(lake.folder(name)), ends_early(reached, seq))
+    files = lake.files(name)  # first: what a run commits after that is in the folder, and is not asked for
     sizes = lake.folder(name).sizes()
-    for file in lake.files(name):
+    for file in files:
         if (problem := _size_problem(file, sizes.get(file.name))) is not None:
             raise LakeDamaged(file.uri, problem)
 

@@ -124,10 +124,10 @@ class Lake:
     def folders(self) -> list[str]:
         """The names of the tables that have a folder, also of those that cannot be opened."""
         folder = self.tables_folder
-        for layer in _LAYERS if folder.is_local else ():
-            if (error := in_the_way(folder.path / layer)) is not None:
-                raise error
         with translate_read_errors(folder):
+            for layer in _LAYERS if folder.is_local else ():
+                if (error := in_the_way(folder.path / layer)) is not None:
+                    raise error
             found = {f"{layer}.{name}" for layer in folder.folders() for name in folder.folders(layer)}
         return sorted({name for name in found if "-" not in name} | self.moved.keys())
 
@@ -144,8 +144,8 @@ class Lake:
             return True
         with self._translate_errors(table):
             is_there = bool(DeltaTable.is_deltatable(folder.url, dict(folder.options)))
-        if not is_there and folder.is_local and (error := in_the_way(folder.path)) is not None:
-            raise error
+            if not is_there and folder.is_local and (error := in_the_way(folder.path)) is not None:
+                raise error
         return is_there
 
     def open(self, table: str, version: int | None = None) -> DeltaTable:

@@ -57,9 +57,8 @@ def blocked(place: Storage, error: BaseException) -> LakeError | None:
     if known.errno in _BLOCKED and (found := in_the_way(path)) is not None:
         return found
     if known.errno == errno.ENOTDIR or "Not a directory" in text:
-        return in_the_way(place.path) or LakeDamaged(
-            str(place), words_of(error)
-        )  # otherwise it is further inside, in the table
+        # What is not on the way to the table is inside it.
+        return in_the_way(place.path) or LakeDamaged(str(place), words_of(error))
     return None
 
 

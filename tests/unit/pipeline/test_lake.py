@@ -7,6 +7,7 @@ import json
 import os
 import random
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +17,13 @@ import pytest
 from tests.s3_server import new_bucket, recorded
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.pipeline.catalogue import describe, query
-from tidings.pipeline.damage import find_damaged_logs
+from tidings.pipeline.damage import Damage, check_held, find_damage, find_damaged_logs
 from tidings.pipeline.errors import LakeBlocked, LakeConflict, LakeDamaged, QueryRefused, UnknownTable
 from tidings.pipeline.housekeeping import checkpoint, compact, vacuum
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.schemas import TableSpec, arrow_schema
+from tidings.pipeline.schemas import BRONZE_EVENTS, TableSpec, arrow_schema
 from tidings.pipeline.settings import PipelineSettings
+from tidings.pipeline.storage import Storage
 from tidings.pipeline.table_files import write_file
 
 if TYPE_CHECKING:
@@ -206,6 +208,48 @@ def test_commits_are_those_of_the_table_however_far_somebody_looked(
             looked = [entry["version"] for entry in itertools.islice(lake.commits(TABLE.name), wanted)]
             assert looked == there[:wanted]
         assert chance.choice(lakes).note(TABLE.name) == {"seq": version}
+
+
+@pytest.mark.parametrize("look", [lambda lake: check_held(lake, "e", 1), find_damage])
+def test_what_is_committed_while_files_are_looked_for_is_not_missed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, look: Callable[[Lake], Damage | None]
+) -> None:
+    """
+    A run may commit at the very moment that the folder was listed: its file is no damage, and retention goes on.
+    """
+    lake.begin("e")
+    ddl = BRONZE_EVENTS.schema
+
+    def commit(version: int) -> None:
+        row = pa.Table.from_pylist([{"seq": version}], schema=arrow_schema(ddl))
+        Lake(lake.storage, SYSTEM_CLOCK).write_rows(
+            row,
+            BRONZE_EVENTS.name,
+            ddl,
+            app="bronze",
+            version=version,
+            note={"epoch": "e", "seq": version, "batch": version},
+            run=f"r{version}",
+            replaces="nothing",
+        )
+
+    commit(1)
+    listed = Storage.sizes
+    coming = iter([2])
+
+    def sizes(storage: Storage, name: str = "") -> dict[str, int]:
+        found = listed(storage, name)
+        for version in coming:
+            commit(version)
+        return found
+
+    monkeypatch.setattr(Storage, "sizes", sizes)
+
+    damage = look(lake)
+
+    assert list(coming) == []
+    assert damage is None or damage.is_whole
+    assert sum(file.rows for file in lake.files(BRONZE_EVENTS.name)) == 2
 
 
 def test_commits_that_come_while_somebody_looks_are_left_out(tmp_path: Path) -> None:
