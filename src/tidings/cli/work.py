@@ -12,11 +12,12 @@ import asyncio
 import contextlib
 import dataclasses
 import importlib
+import importlib.util
 import os
 import signal
 import sys
 import traceback
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterable, Iterator
 from pathlib import Path
 from types import ModuleType, TracebackType
 from typing import Annotated, Any, Final
@@ -92,7 +93,9 @@ def work(
     if not is_reload:  # what is wrong for all of them is said once
         _node_for(session, bus := _bus_of(target), processes)
         del bus
-    words = [sys.executable, "-u", "-m", "tidings.cli", "work", target, "--member", "--processes", str(processes)]
+    # With --reload a worker writes no bytecode: it could be taken for that of a file edited meanwhile (see _remove_bytecode).
+    flags = ["-u", "-B"] if is_reload else ["-u"]
+    words = [sys.executable, *flags, "-m", "tidings.cli", "work", target, "--member", "--processes", str(processes)]
     words += [] if node is None else ["--node", node]
     token = None if session.token is None else session.token.text
     ended = asyncio.run(_Workers(words, token, session.clock, session.out, is_reload=is_reload).run(processes))
@@ -298,8 +301,9 @@ class _Workers:
             now = dict(_python_files(Path.cwd()))
             if now == seen:
                 continue
-            first = min(name for name, _ in now.items() ^ seen.items())
-            self._out.note(f"{first} has changed; starting again")
+            changed = {name for name, _ in now.items() ^ seen.items()}
+            _remove_bytecode(changed)
+            self._out.note(f"{min(changed)} has changed; starting again")
             seen = now
             self._changed.set()
             self._changed = asyncio.Event()
@@ -313,6 +317,18 @@ async def _first(*waits: Coroutine[Any, Any, object]) -> None:
     await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
     for task in tasks:
         task.cancel()
+
+
+def _remove_bytecode(sources: Iterable[str]) -> None:
+    """
+    Remove the cached bytecode of source files.
+
+    Python takes bytecode for current if the source has the same length and the same modification time in whole seconds, so an edit
+    within the second of the last import would not be seen.
+    """
+    for source in sources:
+        with contextlib.suppress(OSError):
+            os.unlink(importlib.util.cache_from_source(source))
 
 
 def _python_files(folder: Path) -> Iterator[tuple[str, int]]:
