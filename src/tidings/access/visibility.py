@@ -34,6 +34,10 @@ class ReadScope(msgspec.Struct, frozen=True):
     space_id: str
     partitions: tuple[str, ...] = ()
     project: str | None = None
+    inner: ReadScope | None = None
+    """Scope of the event that the record holds, of a delayed event: reading takes the rights on both."""
+    is_readable: bool = True
+    """False for a record that holds an event of unknown scope: no subject may read it."""
 
 
 class Audience(enum.Enum):
@@ -86,7 +90,7 @@ class ReadCapsule(msgspec.Struct, frozen=True, kw_only=True):
             self.origin_identity_id,
             self.object_digest,
             self.audience.value,
-            None if scope is None else (scope.topic, scope.space_id, scope.partitions, scope.project),
+            None if scope is None else msgspec.structs.astuple(scope),
         )
 
     def fits(self, request: ReadRequest) -> bool:
@@ -127,7 +131,9 @@ def may_read(rights: Capsule, action: Action, scope: ReadScope) -> bool:
 
 def may_read_of_topic(rights: Capsule, action: Action, scope: ReadScope) -> bool:
     """The same for whoever has the right on the topic."""
-    if not rights.allows(action, space(scope.space_id)):
+    if not scope.is_readable or not rights.allows(action, space(scope.space_id)):
+        return False
+    if scope.inner is not None and not may_read(rights, action, scope.inner):
         return False
     if not scope.partitions:
         return True
@@ -194,13 +200,18 @@ class CapsuleIssuer:
         return [_capsule(request, epoch) for request in batch]
 
 
+def _partition_chars(scope: ReadScope) -> int:
+    inner = 0 if scope.inner is None else _partition_chars(scope.inner)
+    return inner + sum(map(len, scope.partitions))
+
+
 def _capsule(request: ReadRequest, epoch: int) -> ReadCapsule | CapsuleDenied:
     if (request.audience is Audience.READERS) != (request.scope is not None):
         return CapsuleDenied("it does not say what it takes to read it, or says it of what is not read by right")
     if len(request.object_ids) > OBJECTS_COUNT_MAX:
         return CapsuleDenied(f"it names more than {OBJECTS_COUNT_MAX} objects")
     scope = request.scope
-    if scope is not None and sum(map(len, scope.partitions)) > CAPSULE_BYTES_MAX // 2:
+    if scope is not None and _partition_chars(scope) > CAPSULE_BYTES_MAX // 2:
         return CapsuleDenied("it names more partitions than a capsule holds")
     return ReadCapsule(
         app_id=request.app_id,

@@ -25,6 +25,7 @@ from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import derived_id
 from tidings.core.timers import Timers
+from tidings.core.validation import UNREADABLE
 from tidings.log.encoding import check_envelope, timestamp_ns
 from tidings.log.errors import EpochMismatch, IdConflict
 from tidings.log.interface import Appended, Authorise, Duplicate, Log, Query, Refused, Verdict
@@ -346,6 +347,37 @@ class DelayedEvents:
             logger.error("up to where delayed events are settled cannot be stored: %s", error)
         else:
             self._has_position = True
+
+
+class HeldMeta(msgspec.Struct, frozen=True):
+    """Fields of a held event's envelope that decide who may read it. Its space is that of the record."""
+
+    topic: str
+    type: str = ""
+    partitions: tuple[str, ...] = ()
+
+
+class HeldContent(msgspec.Struct, frozen=True):
+    """The payload of a record that holds an event."""
+
+    meta: HeldMeta
+    payload: msgspec.Raw
+
+
+_HELD_CONTENT: Final = msgspec.json.Decoder(HeldContent)
+
+
+def holds_event(kind: str) -> bool:
+    """Return whether a record of this type in the topic ``schedule`` holds an event."""
+    return kind == _HELD
+
+
+def held_content(payload_json: bytes) -> HeldContent | None:
+    """Return the event in a record's payload; ``None`` if it cannot be read: sealed without a key, or written by another program."""
+    try:
+        return _HELD_CONTENT.decode(payload_json)
+    except UNREADABLE:
+        return None
 
 
 def _held_id(event_id: str) -> str:

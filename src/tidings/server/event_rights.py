@@ -10,6 +10,9 @@ Topics whose records Tidings itself acts on are not published to: whoever could 
 right, and an unchecked policy would close the book. Nor are those of sync clients: sync checks each event's partitions and profile, and
 that its client is who it says.
 
+A record that holds an event, such as one of the topic ``schedule`` whose event waits for its time, takes the rights on that event in addition to
+those on itself. ``_read_scope`` is the only place that decides this; dead letters and envelopes go through it too.
+
 An event's actor is who publishes it. Another actor is named only by who was given the right to publish for that actor, as a gateway is:
 otherwise everybody could write what others seem to have done.
 """
@@ -29,7 +32,7 @@ from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, actor, normal, partition
 from tidings.access.visibility import ReadScope, may_read, may_read_of_topic
-from tidings.bus.delayed import SCHEDULE_TOPIC
+from tidings.bus.delayed import SCHEDULE_TOPIC, held_content, holds_event
 from tidings.bus.store import DeadLetter
 from tidings.core.events import Actor, Event
 from tidings.core.names import check_space, check_topic
@@ -59,14 +62,16 @@ def may_get_of_topic(capsule: Capsule, action: Action, record: Record) -> bool:
 def read_scope_of(record: Record) -> ReadScope:
     """What it takes to read a record."""
     meta = record.meta
-    return _read_scope(meta.topic, meta.space_id, meta.partitions, record.payload_json)
+    return _read_scope(meta.topic, meta.type, meta.space_id, meta.partitions, record.payload_json)
 
 
 def may_read_letter(capsule: Capsule, letter: DeadLetter) -> bool:
     """Whether a dead letter, which holds its event, may be shown."""
-    partitions = tuple(letter.event.get("meta", {}).get("partitions", ()))
-    payload = msgspec.json.encode(letter.event.get("payload")) if partitions else b""
-    return may_read(capsule, Action.READ, _read_scope(letter.topic, letter.space_id, partitions, payload))
+    meta = letter.event.get("meta", {})
+    kind, partitions = str(meta.get("type", "")), tuple(meta.get("partitions", ()))
+    is_payload_needed = bool(partitions) or letter.topic == SCHEDULE_TOPIC
+    payload = msgspec.json.encode(letter.event.get("payload")) if is_payload_needed else b""
+    return may_read(capsule, Action.READ, _read_scope(letter.topic, kind, letter.space_id, partitions, payload))
 
 
 def require_publish(authenticator: Authenticator, capsule: Capsule, event: Event) -> None:
@@ -124,7 +129,16 @@ def _require_actor(capsule: Capsule, given: str | Actor | Mapping[str, object] |
         raise ForeignActor(subject, named)
 
 
-def _read_scope(topic_name: str, space_id: str, partitions: tuple[str, ...], payload_json: bytes) -> ReadScope:
+def _read_scope(
+    topic_name: str, kind: str, space_id: str, partitions: tuple[str, ...], payload_json: bytes
+) -> ReadScope:
+    """Return the scope of a record, including that of the event it holds. A held event that cannot be read is shown to no subject."""
+    if topic_name == SCHEDULE_TOPIC and holds_event(kind):
+        held = held_content(payload_json)
+        if held is None or held.meta.topic == SCHEDULE_TOPIC:
+            return ReadScope(topic_name, space_id, partitions, is_readable=False)
+        inner = _read_scope(held.meta.topic, held.meta.type, space_id, held.meta.partitions, held.payload)
+        return ReadScope(topic_name, space_id, partitions, inner=inner)
     dialect = _DIALECTS.get(topic_name)
     if not partitions or dialect is None:
         return ReadScope(topic_name, space_id, partitions)
