@@ -36,12 +36,13 @@ class RateSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 class TokenBucket:
     """Holds up to ``burst`` tokens and gains ``per_second``; a full one at first."""
 
-    __slots__ = ("_at_s", "_settings", "_tokens")
+    __slots__ = ("_at_s", "_settings", "_tokens", "_turn_s")
 
     def __init__(self, settings: RateSettings, now_s: float) -> None:
         self._settings = settings
         self._tokens = float(settings.burst)
         self._at_s = now_s
+        self._turn_s = now_s
 
     def take(self, now_s: float) -> bool:
         """Take a token if there is one."""
@@ -54,6 +55,14 @@ class TokenBucket:
             return False
         self._tokens = max(0.0, self._tokens - 1.0)
         return True
+
+    def turn(self, earliest_s: float, latest_s: float) -> float:
+        """Return when to ask again after a refusal: successive turns are as far apart as tokens are gained."""
+        turn_s = max(earliest_s, self._turn_s)
+        if turn_s > latest_s:
+            turn_s = earliest_s
+        self._turn_s = turn_s + 1.0 / self._settings.per_second
+        return turn_s
 
 
 class TokenBuckets:
@@ -78,6 +87,10 @@ class TokenBuckets:
                 self._buckets.popitem(last=False)
         self._buckets.move_to_end(key)
         return bucket.take(now_s)
+
+    def turn(self, key: tuple[str, ...], earliest_s: float, latest_s: float) -> float:
+        """Return when ``key``, which was just refused a token, should ask again; see ``TokenBucket.turn``."""
+        return self._buckets[key].turn(earliest_s, latest_s)
 
 
 class BreakerState(enum.StrEnum):

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta, SecurityBand
-from tidings.log.interface import Appended
+from tidings.log.interface import Appended, Verdict
 from tidings.log.memory import MemoryLog
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
@@ -48,6 +48,14 @@ class Bus:
             self.events.append(event)
         if self.failures_after:
             raise self.failures_after.pop(0)
+
+    async def publish_many(self, events: Sequence[Event]) -> list[Verdict]:
+        self.calls += 1
+        if self.failures:
+            raise self.failures.pop(0)
+        verdicts = await self._log.append_many(events)
+        self.events += [event for event, verdict in zip(events, verdicts, strict=True) if isinstance(verdict, Appended)]
+        return list(verdicts)
 
     def types(self) -> list[str]:
         return [str.__str__(event.meta.type) for event in self.events]

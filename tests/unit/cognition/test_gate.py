@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
+
 import msgspec
 import pytest
 from hypothesis import given
@@ -13,6 +16,7 @@ from tidings.cognition.attention.requests import GateActor, RequestQos, request_
 from tidings.cognition.resilience import RateSettings
 from tidings.core.errors import InvalidName
 from tidings.core.events import Event, SecurityBand
+from tidings.log.interface import Verdict
 from tidings.testing import VirtualClock
 
 WORTHY = {"text": "Remember the important project meeting today, deadline this morning"}
@@ -332,6 +336,125 @@ async def test_a_decision_that_can_never_be_stored_does_not_hold_up_the_others()
     assert await thalamus.flush() == 2
     assert thalamus.unpublished_lost_count == 2
     assert [event.meta.space_id for event in bus.events] == ["personal:alice"] * 2
+
+
+@pytest.mark.parametrize("handle_count", [1, 100])
+@pytest.mark.parametrize("is_list", [False, True])
+async def test_concurrent_handles_publish_each_decision_once(handle_count: int, is_list: bool) -> None:
+    """100 calls at once make 200 decision events: 200 publishes, or 2 lists; in the order of the calls."""
+    bus = Bus()
+    published: list[str] = []
+
+    async def publish(event: Event) -> None:
+        published.append(event.meta.event_id)
+        await asyncio.sleep(0)
+        await bus.publish(event)
+
+    async def publish_many(events: Sequence[Event]) -> list[Verdict]:
+        published.extend(event.meta.event_id for event in events)
+        await asyncio.sleep(0)
+        return await bus.publish_many(events)
+
+    thalamus = gate(None, publish_many=publish_many) if is_list else AttentionGate(VirtualClock(), publish=publish)
+    events = [make_event(WORTHY, event_id=f"e{number}", actor=f"p{number}") for number in range(handle_count)]
+    await asyncio.gather(*map(thalamus.handle, events))
+
+    assert len(published) == len(set(published)) == 2 * handle_count
+    assert bus.calls <= (2 if is_list else 2 * handle_count)
+    admitted = [event.payload["content_id"] for event in bus.on("bus.attention_gate.admitted")]
+    assert admitted == [event.meta.event_id for event in events]
+    assert await thalamus.flush() == 0
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+async def test_concurrent_handles_all_raise_when_publishing_fails(is_list: bool) -> None:
+    """One failed attempt fails all calls that wait; nothing is lost and the next flush publishes everything in order."""
+    bus = Bus()
+    bus.failures = [BusDown("no")]
+
+    async def publish(event: Event) -> None:
+        await asyncio.sleep(0)
+        await bus.publish(event)
+
+    async def publish_many(events: Sequence[Event]) -> list[Verdict]:
+        await asyncio.sleep(0)
+        return await bus.publish_many(events)
+
+    thalamus = gate(None, publish_many=publish_many) if is_list else AttentionGate(VirtualClock(), publish=publish)
+    events = [make_event(WORTHY, event_id=f"e{number}") for number in range(10)]
+    errors = await asyncio.gather(*map(thalamus.handle, events), return_exceptions=True)
+
+    assert [type(error) for error in errors] == [BusDown] * 10
+    assert bus.calls == 1
+    assert await thalamus.flush() == 20
+    assert [event.payload["content_id"] for event in bus.on("bus.attention_gate.admitted")] == [
+        event.meta.event_id for event in events
+    ]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+async def test_a_cancelled_handle_leaves_publishing_to_the_next(is_list: bool) -> None:
+    """The call that publishes is cancelled in the middle: the next one in line publishes for both."""
+    bus, blocked = Bus(), asyncio.Event()
+    is_first = True
+
+    async def publish(event: Event) -> None:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            blocked.set()
+            await asyncio.Event().wait()
+        await bus.publish(event)
+
+    async def publish_many(events: Sequence[Event]) -> list[Verdict]:
+        nonlocal is_first
+        if is_first:
+            is_first = False
+            blocked.set()
+            await asyncio.Event().wait()
+        return await bus.publish_many(events)
+
+    thalamus = gate(None, publish_many=publish_many) if is_list else AttentionGate(VirtualClock(), publish=publish)
+    first = asyncio.create_task(thalamus.handle(make_event(WORTHY, event_id="one")))
+    await blocked.wait()
+    second = asyncio.create_task(thalamus.handle(make_event(WORTHY, event_id="two")))
+    await asyncio.sleep(0)
+    first.cancel()
+    await second
+
+    assert [event.payload["content_id"] for event in bus.on("bus.attention_gate.admitted")] == ["one", "two"]
+
+
+@pytest.mark.parametrize("is_list", [False, True])
+async def test_only_the_owner_of_a_decision_that_cannot_be_stored_gets_its_error(is_list: bool) -> None:
+    """The other calls return normally, with their decisions stored."""
+    bus = Bus()
+    thalamus = gate(None, publish_many=bus.publish_many) if is_list else gate(bus)
+    events = [make_event(WORTHY, event_id=f"e{number}") for number in range(4)]
+    events[2] = make_event(WORTHY, event_id="bad", space_id="bad\nspace")
+    answers = await asyncio.gather(*map(thalamus.handle, events), return_exceptions=True)
+
+    assert [isinstance(answer, InvalidName) for answer in answers] == [False, False, True, False]
+    assert thalamus.unpublished_lost_count == 2
+    assert len(bus.events) == 6
+
+
+async def test_rate_limited_events_come_back_spread_over_time() -> None:
+    """A burst of one actor comes back at the actor's rate and is admitted at its second hearing, all of it."""
+    clock, event_count = VirtualClock(), 150
+    thalamus = AttentionGate(clock)
+    profile = thalamus.profile
+    burst = profile.rate.burst
+    for number in range(burst + event_count):
+        thalamus.admit(make_event(WORTHY, event_id=f"e{number}"))
+    assert thalamus.deferred_count == event_count
+    admitted = 0
+    while (due_s := thalamus.next_due_s()) is not None:
+        await clock.advance(due_s - clock.monotonic())
+        admitted += sum(map(thalamus.admit, thalamus.take_due()))
+
+    assert admitted == event_count
+    assert clock.monotonic() <= 60 + event_count / profile.rate.per_second
 
 
 def test_untold_decisions_are_bounded_and_counted() -> None:

@@ -23,6 +23,8 @@ from .requests import BAND_RULES, GateAction, LoadLimits, Thresholds
 ADMIT_MAX, BOOST_MAX = 0.90, 0.95
 ADMIT_MIN, BOOST_MIN = 0.40, 0.60
 CAPACITY_DEFER_MS = 60_000
+RATE_DEFER_MS_MAX = 3_600_000
+"""The longest deferral of a rate-limited event. Turns beyond it start over after ``CAPACITY_DEFER_MS``."""
 CAPACITY_PRIORITY = 0.3
 
 
