@@ -35,13 +35,13 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 help:
 	@echo "make run          a node with demo events and tokens until Ctrl-C; beside it Spark is set up and the pipeline runs; again: goes on"
-	@echo "make test         set up, lint, test, check docs/conformance.md"
-	@echo "make lint         ruff, mypy, import contracts"
+	@echo "make test         set up, lint, test, check docs/conformance.md and docs/bounds.md"
+	@echo "make lint         ruff, mypy, import contracts, requirements and limits"
 	@echo "make fmt          format and fix what ruff can fix"
 	@echo "make heavy        the crash loops, and all that is too long for every run"
 	@echo "make test-docs    all that the pages say, done as it is written, twice; a new clone, the site, other versions of Python"
 	@echo "make bench        the benchmarks"
-	@echo "make conformance  rewrite docs/conformance.md from the tests' marks, and the reference from the code"
+	@echo "make conformance  rewrite docs/conformance.md and docs/bounds.md from the tests' marks, and the reference from the code"
 	@echo "make docs         the pages as a site with search, in build/docs; needs neither the rest of the set-up nor, once made, a network"
 	@echo "make clean        remove caches, build products, the demo workspace"
 	@echo "make distclean    clean, and remove .venv"
@@ -74,7 +74,7 @@ test: $(STAMP)
 	@$(MAKE) --no-print-directory -j 3 mypy collection $(NODE_STAMP) ruff contracts conformance-check
 	@$(MAKE) --no-print-directory unit
 
-lint: ruff mypy contracts
+lint: ruff mypy contracts conformance-check
 
 ruff: $(STAMP)
 	$(BIN)/ruff check .
@@ -122,10 +122,12 @@ bench: $(BENCH_STAMP) $(NODE_STAMP)
 
 conformance: $(STAMP)
 	$(BIN)/python -m tools.conformance
+	$(BIN)/python -m tools.bounds
 	$(BIN)/python -m tools.reference
 
 conformance-check: $(STAMP)
 	$(BIN)/python -m tools.conformance --check
+	$(BIN)/python -m tools.bounds --check
 
 # What makes the site has a folder of its own: nothing else needs it, and it needs nothing else.
 $(DOCS_STAMP): requirements/docs.txt tools/site/package.json tools/site/package-lock.json tools/site/.npmrc

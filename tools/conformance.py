@@ -23,7 +23,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
-from .req_marks import Evidence, Problem, gather, read_tree
+from .marks import Evidence, Problem, gather, read_tree
 
 __all__ = ["Family", "Outcome", "build", "main", "parse_requirements", "render"]
 
@@ -98,7 +98,7 @@ def render(families: Sequence[Family], evidence: Iterable[Evidence]) -> str:
     """Write the page: counts first, then a table for each family."""
     tests: dict[str, set[str]] = {}
     for claim in evidence:
-        tests.setdefault(claim.requirement_id, set()).add(claim.test)
+        tests.setdefault(claim.name, set()).add(claim.test)
     counts = {family.prefix: Counter(family.states(tests)) for family in families}
     every = sum(counts.values(), Counter[State]())
     out = [
@@ -130,15 +130,15 @@ def build(root: Path) -> Outcome:
     known = {each for family in families for each in family.lines}
     evidence, mark_problems = gather(read_tree(root))
     unknown = {
-        Problem(claim.path, claim.line, f"unknown requirement {claim.requirement_id!r}")
+        Problem(claim.path, claim.line, f"unknown requirement {claim.name!r}")
         for claim in evidence
-        if claim.requirement_id not in known
+        if claim.name not in known
     }
     others = {each for family in families for each in (*family.measured, *family.unmet)}
     doubtful = {
-        Problem(claim.path, claim.line, f"{claim.requirement_id} is said to be measured or unmet: no test may claim it")
+        Problem(claim.path, claim.line, f"{claim.name} is said to be measured or unmet: no test may claim it")
         for claim in evidence
-        if claim.requirement_id in others
+        if claim.name in others
     }
     return Outcome(render(families, evidence), sorted({*problems, *mark_problems, *unknown, *doubtful}))
 

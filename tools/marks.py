@@ -1,5 +1,5 @@
 """
-Which test shows which requirement, read from the tests' source.
+Read from the tests' source which test carries which mark: ``req`` for a requirement, ``bound`` for a limit.
 
 A test says so by ``@pytest.mark.req("F12")``: on the function, on its class, as ``pytestmark`` of class or
 module, or in the ``marks`` of a ``pytest.param``. Reading source instead of collecting keeps this quick and
@@ -31,12 +31,14 @@ class Problem:
 
 @dataclass(frozen=True, order=True)
 class Evidence:
-    """One test's claim to show one requirement."""
+    """One test's claim to show one requirement, or to cross one limit."""
 
-    requirement_id: str
+    name: str
     test: str
     path: str
     line: int
+    parameters: tuple[str, ...] = ()
+    """The parameters of the test function; none for a class that inherits its tests."""
 
 
 @dataclass(frozen=True)
@@ -61,12 +63,12 @@ def read_tree(root: Path) -> list[SourceFile]:
     ]
 
 
-def gather(files: Sequence[SourceFile]) -> tuple[list[Evidence], list[Problem]]:
+def gather(files: Sequence[SourceFile], mark: str = "req") -> tuple[list[Evidence], list[Problem]]:
     """
-    Find every mark in ``files`` and the tests that carry it.
+    Find every mark of one kind in ``files`` and the tests that carry it.
 
     Returns:
-        The claims and the problems, each sorted. Whether an id exists is not asked here.
+        The claims and the problems, each sorted. The names are not checked.
     """
     problems: list[Problem] = []
     modules: list[tuple[SourceFile, ast.Module]] = []
@@ -78,7 +80,7 @@ def gather(files: Sequence[SourceFile]) -> tuple[list[Evidence], list[Problem]]:
     suites = _suite_names(modules)
     evidence: set[Evidence] = set()
     for file, module in modules:
-        reader = _Reader(file, module, suites)
+        reader = _Reader(file, module, suites, mark)
         reader.read()
         evidence.update(reader.evidence)
         problems.extend(reader.problems)
@@ -111,6 +113,7 @@ class _Reader:
     file: SourceFile
     module: ast.Module
     suites: frozenset[str]
+    mark: str
     evidence: list[Evidence] = field(default_factory=list)
     problems: list[Problem] = field(default_factory=list)
     _constants: dict[str, ast.expr] = field(default_factory=dict)
@@ -120,13 +123,13 @@ class _Reader:
         self._constants = {
             name: value for name, value in _assignments(self.module.body) if name != "pytestmark" and value is not None
         }
-        self._visit(self.module.body, (), _own_marks(self.module.body), is_run=self.file.is_collected)
+        self._visit(self.module.body, (), self._own_marks(self.module.body), is_run=self.file.is_collected)
         called = {id(node.func) for node in ast.walk(self.module) if isinstance(node, ast.Call)}
         for node in ast.walk(self.module):
-            if isinstance(node, ast.Call) and _is_req(node.func) and node not in self._carried:
+            if isinstance(node, ast.Call) and self._is_mark(node.func) and node not in self._carried:
                 self._problem(node, "this mark is on nothing that pytest runs")
-            elif _is_req(node) and id(node) not in called:
-                self._problem(node, "a req mark names at least one id")
+            elif self._is_mark(node) and id(node) not in called:
+                self._problem(node, f"a {self.mark} mark names at least one id")
 
     def _visit(self, body: Sequence[ast.stmt], owner: tuple[str, ...], marks: list[ast.Call], *, is_run: bool) -> bool:
         """Read the tests in ``body``; say whether there were any."""
@@ -136,7 +139,7 @@ class _Reader:
                 case ast.FunctionDef() | ast.AsyncFunctionDef() if node.name.startswith("test"):
                     found = True
                     if is_run:
-                        self._carry((*owner, node.name), marks + self._marks_of(node.decorator_list))
+                        self._carry((*owner, node.name), marks + self._marks_of(node.decorator_list), _parameters(node))
                 case ast.ClassDef():
                     found |= self._visit_class(node, owner, marks)
                 case ast.Assign(targets=[ast.Name(id=name)], value=ast.Attribute(value=machine, attr="TestCase")):
@@ -153,7 +156,7 @@ class _Reader:
     def _visit_class(self, node: ast.ClassDef, owner: tuple[str, ...], marks: list[ast.Call]) -> bool:
         is_run = node.name in self.suites
         here = (*owner, node.name)
-        own = marks + self._marks_of(node.decorator_list) + _own_marks(node.body)
+        own = marks + self._marks_of(node.decorator_list) + self._own_marks(node.body)
         found = self._visit(node.body, here, own, is_run=is_run)
         if not found and is_run and any(_last_name(base) in self.suites for base in node.bases):
             self._carry(here, own)  # its tests are the suite's it inherits from
@@ -167,7 +170,7 @@ class _Reader:
         seen: set[str] = set()
         while pending:
             for node in ast.walk(pending.pop()):
-                if isinstance(node, ast.Call) and _is_req(node.func):
+                if isinstance(node, ast.Call) and self._is_mark(node.func):
                     marks.append(node)
                 elif isinstance(node, ast.Name) and node.id in self._constants and node.id not in seen:
                     seen.add(node.id)
@@ -177,26 +180,35 @@ class _Reader:
     def _marks_of_machine(self, name: str) -> list[ast.Call]:
         for node in self.module.body:
             if isinstance(node, ast.ClassDef) and node.name == name:
-                return self._marks_of(node.decorator_list) + _own_marks(node.body)
+                return self._marks_of(node.decorator_list) + self._own_marks(node.body)
         return []
 
-    def _carry(self, names: tuple[str, ...], marks: Iterable[ast.Call]) -> None:
+    def _carry(self, names: tuple[str, ...], marks: Iterable[ast.Call], parameters: tuple[str, ...] = ()) -> None:
         test = "::".join((self.file.path, *names))
         for mark in marks:
             is_first = mark not in self._carried
             self._carried.add(mark)
             ids = [arg.value for arg in mark.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
             if is_first and (mark.keywords or not ids or len(ids) < len(mark.args)):
-                self._problem(mark, "a req mark takes ids as plain strings, at least one")
-            self.evidence.extend(Evidence(each, test, self.file.path, mark.lineno) for each in ids)
+                self._problem(mark, f"a {self.mark} mark takes ids as plain strings, at least one")
+            self.evidence.extend(Evidence(name, test, self.file.path, mark.lineno, parameters) for name in ids)
+
+    def _own_marks(self, body: Iterable[ast.stmt]) -> list[ast.Call]:
+        """Return the marks in a body's ``pytestmark``."""
+        return [
+            node
+            for name, value in _assignments(body)
+            if name == "pytestmark" and value is not None
+            for node in ast.walk(value)
+            if isinstance(node, ast.Call) and self._is_mark(node.func)
+        ]
+
+    def _is_mark(self, node: ast.AST) -> bool:
+        """Return whether ``node`` is ``pytest.mark.req``, or ``mark.req`` for those who import ``mark``."""
+        return isinstance(node, ast.Attribute) and node.attr == self.mark and _last_name(node.value) == "mark"
 
     def _problem(self, node: ast.expr | ast.AST, text: str) -> None:
         self.problems.append(Problem(self.file.path, getattr(node, "lineno", 0), text))
-
-
-def _is_req(node: ast.AST) -> bool:
-    """Whether ``node`` is ``pytest.mark.req``, or ``mark.req`` for those who import ``mark``."""
-    return isinstance(node, ast.Attribute) and node.attr == "req" and _last_name(node.value) == "mark"
 
 
 def _last_name(node: ast.expr) -> str:
@@ -221,15 +233,8 @@ def _assignments(body: Iterable[ast.stmt]) -> Iterator[tuple[str, ast.expr | Non
                 pass
 
 
-def _own_marks(body: Iterable[ast.stmt]) -> list[ast.Call]:
-    """The req marks in a body's ``pytestmark``."""
-    return [
-        node
-        for name, value in _assignments(body)
-        if name == "pytestmark" and value is not None
-        for node in ast.walk(value)
-        if isinstance(node, ast.Call) and _is_req(node.func)
-    ]
+def _parameters(node: ast.FunctionDef | ast.AsyncFunctionDef) -> tuple[str, ...]:
+    return tuple(argument.arg for argument in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs))
 
 
 def _inner(node: ast.If | ast.With | ast.Try) -> Iterator[ast.stmt]:
