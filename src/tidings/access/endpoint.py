@@ -25,6 +25,7 @@ import enum
 import logging
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
 
@@ -64,8 +65,52 @@ class Peer(msgspec.Struct, frozen=True):
         return self.address.rpartition(":")[0] or self.address
 
 
+class Memory(Protocol):
+    """The account of what one connection makes this process hold. A refused charge raises an error of the account's own."""
+
+    def hold(self, size: int) -> None:
+        """Charge bytes until ``release``, or until the connection ends."""
+        ...
+
+    def try_hold(self, size: int) -> bool:
+        """Charge as ``hold`` does; return ``False`` where ``hold`` would raise."""
+        ...
+
+    def release(self, size: int) -> None:
+        """Give back bytes of ``hold``."""
+        ...
+
+    def charge(self, size: int) -> AbstractContextManager[None]:
+        """Charge bytes for the duration of a block, which may outlive the connection."""
+        ...
+
+
+class UnlimitedMemory:
+    """The account of a connection without limits: within the process, or of a peer that this process trusts."""
+
+    def hold(self, size: int) -> None:
+        pass
+
+    def try_hold(self, size: int) -> bool:
+        return True
+
+    def release(self, size: int) -> None:
+        pass
+
+    def charge(self, size: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+
+UNLIMITED_MEMORY: Final = UnlimitedMemory()
+
+
 class Transport(Protocol):
     """One connection, as an endpoint sees it."""
+
+    @property
+    def memory(self) -> Memory:
+        """Where the connection's memory is charged."""
+        ...
 
     def send(self, messages: Sequence[bytes]) -> None:
         """Send each as one message, in order. Never waits; after ``close`` it does nothing."""

@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Protocol
 from urllib.parse import urlsplit
 
-from tidings.access.endpoint import Peer, Transport
+from tidings.access.endpoint import UNLIMITED_MEMORY, Peer, Transport
 from tidings.core.clock import Clock, within
 from tidings.core.tasks import cancel_and_wait
 
@@ -290,6 +290,8 @@ class _LoopbackLink:
 
 class _ServerSide:
     """The transport that the endpoint sees."""
+
+    memory = UNLIMITED_MEMORY
 
     def __init__(self, link: _LoopbackLink) -> None:
         self.buffered_bytes = 0

@@ -66,6 +66,7 @@ _REASONS: Final = {
     EndReason.STOPPING: CloseReason.SHUTDOWN,
     EndReason.REVOKED: CloseReason.AUTH_FAILED,
     EndReason.EXPIRED: CloseReason.AUTH_FAILED,
+    EndReason.FULL: CloseReason.QUEUE_FULL,
     EndReason.TOO_SLOW: CloseReason.BUFFER_OVERFLOW,
     EndReason.LIMIT: CloseReason.FRAME_INVALID,
     EndReason.DENIED: CloseReason.SUBSCRIPTION_REJECTED,

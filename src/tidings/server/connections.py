@@ -22,6 +22,7 @@ from tidings.core.errors import TidingsError
 
 from .edge import PeerCounts
 from .errors import NodeStopping, NoSuchEndpoint, TooManyConnections
+from .memory import MemoryBudget
 from .settings import ServerSettings
 from .websocket import Framer, SocketTransport
 
@@ -37,6 +38,8 @@ class Connections:
 
     def __init__(self, settings: ServerSettings, clock: Clock, guard: DosGuard) -> None:
         self._settings = settings
+        self.memory = MemoryBudget(settings)
+        """What clients make the node hold, over sockets and HTTP."""
         self._guard = guard
         self._abuse = AbuseCounter(guard, clock)
         self.announcer = Announcer("network_manager")
@@ -70,7 +73,7 @@ class Connections:
 
     @settings.setter
     def settings(self, settings: ServerSettings) -> None:
-        self._settings = settings
+        self._settings = self.memory.settings = settings
         for endpoint in self._endpoints.values():
             endpoint.limits = _limits_of(settings)
 
@@ -152,6 +155,7 @@ class Connections:
 
     def admitted(self, each: SocketTransport) -> None:
         """A connection is open, and it is known whose it is."""
+        each.identify()
         self._tell(each, "network.peer_admitted")
 
     def _no_longer_unknown(self, each: SocketTransport) -> None:

@@ -8,6 +8,7 @@ What the node answers when it cannot do what it was asked.
     ├── InternalError           a request met an error of ours; the log has it under the request's id
     ├── InvalidSignal           a part says of its health what makes no sense
     ├── SettingsVetoed          a setting cannot be changed while the node runs
+    ├── MemoryExhausted         clients make the node hold as much memory as they may
     ├── TooManyPublishes        as many publishes are under way, or wait, as may be
     ├── ApiError ...            a request to the HTTP API cannot be accepted as it is
     │   ├── BadRequest          a parameter, a header or the body is not what the schema says
@@ -181,6 +182,26 @@ class TooManyRequests(TrafficRefused):
     hint = "try again later; the limit is the setting server.requests_max"
     text = "there are {limit} HTTP connections already"
     limit: int
+
+
+class MemoryExhausted(NodeError):
+    """A connection, an identity, an address, or all clients together make the node hold as much memory as they may."""
+
+    code = "node.memory_exhausted"
+    retryable = True
+    status = 503
+    scope: str
+    """``connection``, ``identity``, ``address``, ``total``, ``unauthenticated`` or ``unauthenticated_address``."""
+    limit_bytes: int
+    setting: str
+
+    def __init__(self, scope: str, limit_bytes: int, setting: str) -> None:
+        super().__init__(scope, limit_bytes, setting)
+        self.hint = f"send less at a time, or try again later; the limit is the setting {setting}"
+
+    def describe(self) -> str:
+        scope = self.scope.replace("_", " ")
+        return f"the node holds as much as it may for the scope {scope!r}: {self.limit_bytes} bytes"
 
 
 class TooManyPublishes(NodeError):

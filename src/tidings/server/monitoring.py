@@ -244,6 +244,20 @@ class NodeCollector(Collector):
         sizes.add_metric(["in"], connections.bytes_in)
         sizes.add_metric(["out"], connections.bytes_out)
         yield sizes
+        memory = GaugeMetricFamily(
+            "tidings_memory_held_bytes",
+            "Memory that clients make the node hold: clients with an identity, and those without one.",
+            labels=["clients"],
+        )
+        for clients, is_authenticated in (("identified", True), ("unauthenticated", False)):
+            memory.add_metric([clients], connections.memory.held_bytes(is_authenticated=is_authenticated))
+        yield memory
+        refused_memory = CounterMetricFamily(
+            "tidings_memory_refused", "Memory that clients were refused, by the limit.", labels=["scope"]
+        )
+        for scope, count in connections.memory.refused.items():
+            refused_memory.add_metric([scope], count)
+        yield refused_memory
         yield _gauge("tidings_http_connections", "HTTP connections open.", self._http.connection_count)
         yield _gauge("tidings_http_requests_in_progress", "HTTP requests being answered.", self._http.request_count)
         refused_requests = CounterMetricFamily(

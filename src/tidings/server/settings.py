@@ -117,6 +117,17 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     write_buffer_bytes_max: Annotated[int, msgspec.Meta(ge=65_536, le=1024 * _MIB)] = 16 * _MIB
     """What may wait for one peer that does not read; beyond it the socket is closed with 1013, and so is one that has taken nothing
     for a whole ``ping_interval_s``. Endpoints have lower bounds of their own."""
+    memory_bytes_max: Annotated[int, msgspec.Meta(ge=_MIB, le=1 << 40)] = 512 * _MIB
+    """What all clients with a token together may make the node hold: bodies of requests, unread input, publishes that wait. More is
+    refused with 503, or closes the socket with 1013."""
+    memory_bytes_per_connection_max: Annotated[int, msgspec.Meta(ge=65_536, le=1 << 40)] = 64 * _MIB
+    """The same for one connection."""
+    memory_bytes_per_identity_max: Annotated[int, msgspec.Meta(ge=65_536, le=1 << 40)] = 256 * _MIB
+    """The same for all connections of one identity."""
+    memory_bytes_per_address_max: Annotated[int, msgspec.Meta(ge=65_536, le=1 << 40)] = 256 * _MIB
+    """The same for all connections with a token from one address."""
+    unauthenticated_memory_bytes_max: Annotated[int, msgspec.Meta(ge=65_536, le=64 * _MIB)] = 32 * _MIB
+    """What all clients without a token together may make the node hold; those of one address a quarter of it."""
     read_buffer_bytes: Annotated[int, msgspec.Meta(ge=2_048, le=_MIB)] = 2_048
     """What a socket reserves for reading at first; it grows up to the longest message."""
     held_messages_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
@@ -404,6 +415,13 @@ RELOADABLE: Final = (
     *("unauthenticated_max", "unauthenticated_per_address_max", "unauthenticated_timeout_s"),
     *("unauthenticated_bytes_max", "unauthenticated_messages_max", "messages_per_s_max", "control_frames_per_s_max"),
     *("message_bytes_max", "body_bytes_max"),
+    *(
+        "memory_bytes_max",
+        "memory_bytes_per_connection_max",
+        "memory_bytes_per_identity_max",
+        "memory_bytes_per_address_max",
+    ),
+    *("unauthenticated_memory_bytes_max",),
     *("write_buffer_bytes_max", "held_messages_max", "ping_interval_s", "close_timeout_s", "dispatch_lag_max"),
     "dispatch_interval_s",
     *("drain_delay_s", "stop_deadline_s", "log_level", "access_log", "key_set_file", "tls_cert_file", "tls_key_file"),

@@ -20,7 +20,7 @@ from typing import Final, cast
 
 import msgspec
 
-from tidings.access.endpoint import Peer
+from tidings.access.endpoint import UNLIMITED_MEMORY, Peer
 from tidings.log.settings import LogSettings
 from tidings.steward.capabilities import PeerCredentials, load_policy
 from tidings.steward.session import SocketEndpoint, StewardConnection, TokenEndpoint
@@ -102,6 +102,8 @@ class _FramedTransport(asyncio.Protocol):
         self._connection: StewardConnection | None = None
 
     # As an endpoint sees it
+
+    memory = UNLIMITED_MEMORY
 
     def send(self, messages: Sequence[bytes]) -> None:
         if self._transport is not None and not self._is_closing:

@@ -35,6 +35,7 @@ from tidings.access.endpoint import Allowance, Connection, Endpoint, EndReason, 
 from tidings.core.errors import TidingsError
 
 from .edge import REQUEST_ID_HEADER, UNIX, acceptable_id, log_request, problem_parts
+from .errors import MemoryExhausted
 
 if TYPE_CHECKING:
     from .connections import Connections
@@ -166,7 +167,7 @@ class SocketTransport(WSListener):
             "_transport",
             "_unsent_bytes",
         ),
-        *("address", "has_ping_out", "is_authenticated", "is_heard", "number", "on_authenticated", "path"),
+        *("address", "has_ping_out", "is_authenticated", "is_heard", "memory", "number", "on_authenticated", "path"),
     )
 
     def __init__(self, connections: Connections, endpoint: Endpoint[Any], peer: Peer, address: str) -> None:
@@ -186,6 +187,7 @@ class SocketTransport(WSListener):
         self._close_code: int | None = None
         """Set when a close frame was sent or received."""
         self._controls = Allowance(connections.settings.unauthenticated_messages_max)
+        self.memory: Final = connections.memory.open(address)
         self.is_authenticated = False
         self.on_authenticated: Callable[[], None] | None = None
         """Called once, when the peer has authenticated."""
@@ -298,6 +300,21 @@ class SocketTransport(WSListener):
         """Whether nobody has begun to close it."""
         return self._close_code is None
 
+    def identify(self) -> None:
+        """Charge what the connection holds to its identity."""
+        try:
+            self.memory.identify(self.identity)
+        except MemoryExhausted as error:
+            self.exhausted(error)
+
+    def exhausted(self, error: MemoryExhausted) -> None:
+        """Close the connection of a peer that makes the node hold as much memory as it may."""
+        if self._close_code is None:
+            logger.warning("%s: %s; closed", self.address, error.describe())
+            if self._connection is not None:
+                self._connection.end(EndReason.FULL, error.describe())
+            self.close(_TRY_LATER, error.code)
+
     def deny(self, reason: str) -> None:
         """Close the connection of a peer that is kept out, in its endpoint's own words."""
         if self._connection is not None:
@@ -322,6 +339,7 @@ class SocketTransport(WSListener):
 
     def abandon(self) -> None:
         """It was admitted, and is gone without having been opened."""
+        self.memory.close()
         if self._endpoint is not None and self._peer is not None:
             self._endpoint.abandon(self._peer)
             self._endpoint = self._peer = None
@@ -386,6 +404,7 @@ class SocketTransport(WSListener):
         self._close_code = code
         self._pending, self._pending_bytes = [], 0
         self._fragments = None
+        self.memory.close()
         self._connections.left(self, code)
         connection, self._connection = self._connection, None
         if connection is not None:

@@ -7,12 +7,14 @@ from collections.abc import Sequence
 
 import pytest
 
-from tidings.access.endpoint import Connection, ConnectionLimits, Endpoint, EndReason, Peer, Transport
+from tidings.access.endpoint import UNLIMITED_MEMORY, Connection, ConnectionLimits, Endpoint, EndReason, Peer, Transport
 from tidings.testing import VirtualClock
 
 
 class Wire:
     """A transport that keeps what it is given."""
+
+    memory = UNLIMITED_MEMORY
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []

@@ -11,6 +11,7 @@ from tidings.access.administration import ACCESS_TOPIC
 from tidings.access.authentication import Authenticator
 from tidings.access.book import AccessBook
 from tidings.access.context import TokenClaims
+from tidings.access.endpoint import UNLIMITED_MEMORY
 from tidings.access.endpoint import Peer as RemotePeer
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
@@ -36,6 +37,8 @@ _WORKSPACE: Final = Path("/data/workspace")
 
 class Peer:
     """The other end of one connection: what it was sent, and how it was closed."""
+
+    memory = UNLIMITED_MEMORY
 
     def __init__(self, world: World, headers: dict[str, str] | None = None) -> None:
         self.frames: list[wire.NodeFrame] = []

@@ -16,7 +16,7 @@ from tidings.access.administration import ACCESS_TOPIC
 from tidings.access.authentication import Authenticator
 from tidings.access.book import load_book
 from tidings.access.context import TokenClaims
-from tidings.access.endpoint import ConnectionLimits
+from tidings.access.endpoint import UNLIMITED_MEMORY, ConnectionLimits
 from tidings.access.endpoint import Peer as RemotePeer
 from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.access.tokens import TokenIssuer, TokenVerifier
@@ -60,6 +60,8 @@ class TroubledLog(MemoryLog):
 
 class FakeTransport:
     """A connection that keeps what it is given."""
+
+    memory = UNLIMITED_MEMORY
 
     def __init__(self) -> None:
         self.sent: list[bytes] = []
