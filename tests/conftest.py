@@ -1,5 +1,5 @@
 """
-What every test shares: three Hypothesis profiles, that an interrupt interrupts, and one Spark session a run.
+What every test shares: three Hypothesis profiles, that an interrupt interrupts, an order by a seed, and one Spark session a run.
 
 ``ci`` draws the same examples every time, so a run differs from the last one only where the code does;
 it is the default. ``full``, which ``make heavy`` uses, does so too and draws more. ``dev`` draws fresh ones, and more still:
@@ -9,7 +9,9 @@ it is the default. ``full``, which ``make heavy`` uses, does so too and draws mo
 from __future__ import annotations
 
 import importlib
+import random
 import signal
+from itertools import groupby
 from typing import Any, Final
 
 import pytest
@@ -44,6 +46,26 @@ settings.load_profile("ci")
 
 SPARK: Final = ("tests/integration/test_pipeline_", "tests/unit/cognition/jobs/", "tests/unit/pipeline/")
 LONG: Final = ("tests/crash/", "tests/properties/", "tests/simulation/")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--order-seed``, which shows tests that depend on the ones before them."""
+    parser.addoption(
+        "--order-seed", type=int, default=None, help="shuffle modules, and the tests within each, by a seed"
+    )
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Shuffle modules and their tests by the seed. Every process of a run shuffles alike."""
+    seed: int | None = config.getoption("--order-seed")
+    if seed is None:
+        return
+    chooser = random.Random(seed)
+    modules = [list(tests) for _, tests in groupby(items, key=lambda item: item.nodeid.partition("::")[0])]
+    chooser.shuffle(modules)
+    for tests in modules:
+        chooser.shuffle(tests)
+    items[:] = [test for tests in modules for test in tests]
 
 
 @pytest.hookimpl(optionalhook=True)
