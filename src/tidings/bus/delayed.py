@@ -12,6 +12,7 @@ the next start begins to read, and what retention must not pass.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from datetime import datetime, timedelta
@@ -20,6 +21,7 @@ from typing import Final
 
 import msgspec
 
+from tidings.access.audit import Audit
 from tidings.core.clock import Clock, datetime_of
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.core.events import Event, EventMeta
@@ -34,8 +36,9 @@ from tidings.log.record import Record
 from tidings.wire.events import event_from_json, event_to_wire
 
 from .cursors import bounds
-from .errors import BusClosed, CursorDamaged
+from .errors import BusClosed, CursorDamaged, TooManyDelayed
 from .retry import record_at
+from .settings import DelayedSettings
 from .store import Cursor, GroupPosition, GroupStore
 
 logger = logging.getLogger(__name__)
@@ -48,9 +51,33 @@ _CANCELLED: Final = "DELAYED_CANCELLED"
 _SYSTEM_SPACE: Final = "system"
 _MS_NS: Final = 1_000_000
 _BATCH_COUNT_MAX: Final = 512
+_READ_COUNT_MAX: Final = 128
+"""Events that are read together for a list."""
 _READ_DISTANCE_MAX: Final = 16
 """Records that lie so near to each other are read together, with those between them."""
 _SAVE_INTERVAL_S: Final = 10.0
+_RETRY_NS: Final = 5_000_000_000
+"""How long a due event waits after a refusal that may pass."""
+
+
+class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """
+    Identity that submitted a delayed event to a node, and the part of its token's claims that covers the event.
+
+    It is stored with the event, so that its rights can be checked again when the event is due.
+    """
+
+    subject: str
+    client_id: str | None = None
+    token_id: str | None = None
+    roles: tuple[str, ...] = ()
+    topics: tuple[str, ...] = ()
+    spaces: tuple[str, ...] = ()
+    partitions: tuple[str, ...] = ()
+    names_none_of: tuple[str, ...] = ()
+    """Kinds of resources that bind the token and of which it names none that the event has."""
+    has_rights: bool = True
+    """False for an event of an earlier version, which stored the actor only: then only revocations count."""
 
 
 class DelayedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,6 +88,23 @@ class DelayedEvent(msgspec.Struct, frozen=True, kw_only=True):
     event: Event
     offset: int
     """Of the record that holds it, in the topic ``schedule``."""
+    publisher: Publisher | None = None
+    """``None`` for an event that was not submitted through a node."""
+
+
+AuthoriseDelayed = Callable[[DelayedEvent], None]
+"""Called when an event is due; raises an error if it may not be published."""
+
+
+class _Waiting(msgspec.Struct, gc=False):
+    """Entry of an event that is not settled."""
+
+    due_ns: int
+    queued_ns: int
+    """Time at which it is in the queue: after its due time if publishing is retried."""
+    size_bytes: int
+    subject: str
+    """Of the publisher; empty for events of this process."""
 
 
 class _Settled(msgspec.Struct, frozen=True):
@@ -114,15 +158,29 @@ class DelayedEvents:
         log, store: Where events are, and where the position is stored.
         publish: Stores events that are due, without waiting for anybody.
         clock: What time it is.
+        limits: How many events may wait.
+        authorise: Checks the rights of an event's publisher when the event is due.
+        is_shredded: Whether the keys of a space are gone for good.
     """
 
     def __init__(
-        self, log: Log, store: GroupStore, publish: Callable[[list[Event]], Awaitable[Sequence[Verdict]]], clock: Clock
+        self,
+        log: Log,
+        store: GroupStore,
+        publish: Callable[[list[Event], Authorise | None], Awaitable[Sequence[Verdict]]],
+        clock: Clock,
+        limits: DelayedSettings,
+        *,
+        authorise: AuthoriseDelayed | None = None,
+        is_shredded: Callable[[str], bool] = lambda _: False,
     ) -> None:
         self._log = log
         self._store = store
         self._publish = publish
         self._clock = clock
+        self._limits = limits
+        self._authorise = authorise
+        self._is_shredded = is_shredded
         self._timers: Timers[int] = Timers(
             clock, self._publish_due, name="delayed events", batch_count_max=_BATCH_COUNT_MAX
         )
@@ -131,10 +189,22 @@ class DelayedEvents:
         self._saved_at = clock.monotonic()
         self._is_moved = False
         self._unsettled: dict[object, int] = {}
-        """Offsets of what is not settled and not in the queue: about to be held or cancelled, or due and impossible to publish."""
+        """Offsets of what is not settled and not in the queue: about to be held or cancelled."""
+        self._waiting: dict[int, _Waiting] = {}
+        """Events that are not settled, by the offset of their record."""
+        self._holding: set[asyncio.Task[Appended | Duplicate]] = set()
+        self._stuck: set[int] = set()
+        """Offsets of due events that cannot be read until the next start."""
+        self._count = self._bytes = 0
+        self._used: dict[str, tuple[int, int]] = {}
+        """Number and bytes of waiting events by publisher."""
 
     def __len__(self) -> int:
         return len(self._timers.queue)
+
+    def count_of(self, subject: str) -> int:
+        """Return the number of events that wait for a publisher."""
+        return self._used.get(subject, (0, 0))[0]
 
     # Starting and closing
 
@@ -156,10 +226,17 @@ class DelayedEvents:
             kind = record.meta.type
             try:
                 if kind == _HELD:
-                    queue.add(_due_ms(record) * _MS_NS, record.offset)
+                    about = _about(record)
+                    publisher = _publisher_of(record)
+                    size, subject = len(record.payload_json), "" if publisher is None else publisher.subject
+                    due_ns = about.due_ms * _MS_NS
+                    self._waiting[record.offset] = _Waiting(due_ns, due_ns, size, subject)
+                    self._charge(subject, 1, size)
+                    queue.add(due_ns, record.offset)
                 elif kind in (_PUBLISHED, _CANCELLED):
                     for due_ms, offset in msgspec.json.decode(record.payload_json, type=_Settled).settled:
                         queue.discard(due_ms * _MS_NS, offset)
+                        self._release(offset)
             except msgspec.ValidationError as error:
                 # Somebody else's: a record that this module did not write keeps no bus from starting.
                 logger.warning("passed over offset %d of topic %s: %s", record.offset, SCHEDULE_TOPIC, error)
@@ -178,15 +255,53 @@ class DelayedEvents:
             self._is_started = True
             self._timers.start()
 
+    # Bounds
+
+    def _charge(self, subject: str, count: int, size_bytes: int) -> None:
+        used = self._used.get(subject, (0, 0))
+        if count + used[0]:
+            self._used[subject] = used[0] + count, used[1] + size_bytes
+        else:
+            del self._used[subject]
+        self._count += count
+        self._bytes += size_bytes
+
+    def _release(self, offset: int) -> None:
+        """Forget an event that is settled."""
+        self._stuck.discard(offset)
+        waiting = self._waiting.pop(offset, None)
+        if waiting is not None:
+            self._charge(waiting.subject, -1, -waiting.size_bytes)
+
+    def _check_limits(self, publisher: Publisher | None, due_ns: int, size_bytes: int) -> None:
+        limits = self._limits
+        if self._count >= limits.count_max:
+            raise TooManyDelayed("in all", limits.count_max, "events")
+        if self._bytes + size_bytes > limits.bytes_max:
+            raise TooManyDelayed("in all", limits.bytes_max, "bytes")
+        if publisher is None:
+            return
+        own_count, own_bytes = self._used.get(publisher.subject, (0, 0))
+        if own_count >= limits.publisher_count_max:
+            raise TooManyDelayed(f"of {publisher.subject!r}", limits.publisher_count_max, "events")
+        if own_bytes + size_bytes > limits.publisher_bytes_max:
+            raise TooManyDelayed(f"of {publisher.subject!r}", limits.publisher_bytes_max, "bytes")
+        if due_ns - self._clock.now_ns() > limits.delay_s_max * 1e9:
+            problem = f"is more than {limits.delay_s_max:g} s ahead"
+            raise InvalidEvent("at", problem, "publish it nearer to its time; the limit is bus.delayed.delay_s_max")
+
     # What users ask for
 
-    async def hold(self, event: Event, due_ns: int, authorise: Authorise | None) -> Appended | Duplicate:
+    async def hold(
+        self, event: Event, due_ns: int, authorise: Authorise | None, publisher: Publisher | None = None
+    ) -> Appended | Duplicate:
         """
         Store an event that is to be published at its time; returns when that is durable. The place is that of the record which holds it, the
-        id is the event's own. ``authorise`` is asked about the event itself, now.
+        id is the event's own. ``authorise`` is asked about the event itself, now. ``publisher`` is stored with it, for ``AuthoriseDelayed``.
 
         Raises:
             InvalidEvent, IdConflict, StorageFull: As ``Log.append`` does.
+            TooManyDelayed: As many events wait as may, or as many bytes.
             BusClosed: The bus is being closed.
         """
         if self._is_closed:
@@ -212,31 +327,56 @@ class DelayedEvents:
             actor=meta.actor,
             idem_key=None if meta.idem_key is None else derived_id("delayed", meta.topic, meta.idem_key),
             band=meta.band,
-            extra={"due_ms": due_ns // _MS_NS, "publishes": meta.event_id},
+            extra={
+                "due_ms": due_ns // _MS_NS,
+                "publishes": meta.event_id,
+                "publisher": None if publisher is None else msgspec.to_builtins(publisher),
+            },
         )
+        size, subject = _size_of(envelope, event), "" if publisher is None else publisher.subject
+        self._check_limits(publisher, due_ns, size)
         if not self._has_position:
             await self._save()
-        mark = object()
-        self._unsettled[mark] = bounds(self._log, SCHEDULE_TOPIC)[1]
-        # Whoever gives up waiting leaves the mark: the event may have been stored, and is then found at the next start.
+        held = Event(held_meta, {"meta": envelope, "payload": event.payload})
+        accept: Authorise | None = None if authorise is None else lambda _: authorise(event)
+        # A caller that is cancelled leaves the task running: what it stores is counted, and published at its time.
+        task = asyncio.create_task(self._store_held(held, due_ns, accept, size, subject), name="hold a delayed event")
+        self._holding.add(task)
+        task.add_done_callback(self._held)
         try:
-            stored = await self._log.append(
-                Event(held_meta, {"meta": envelope, "payload": event.payload}),
-                authorise=None if authorise is None else lambda _: authorise(event),
-            )
-        except TidingsError as error:
-            del self._unsettled[mark]
-            if isinstance(error, IdConflict):
-                given = {"meta.event_id": meta.event_id, "meta.idem_key": meta.idem_key or ""}[error.field]
-                raise IdConflict(error.field, given, error.seq) from None
-            raise
-        del self._unsettled[mark]
+            stored = await asyncio.shield(task)
+        except IdConflict as error:
+            given = {"meta.event_id": meta.event_id, "meta.idem_key": meta.idem_key or ""}[error.field]
+            raise IdConflict(error.field, given, error.seq) from None
         if isinstance(stored, Appended):
-            self._timers.add(due_ns, stored.offset)
-            self._start_if_needed()
             return msgspec.structs.replace(stored, event_id=meta.event_id)
         first = await record_at(self._log, SCHEDULE_TOPIC, stored.offset)
         return stored if first is None else msgspec.structs.replace(stored, event_id=_about(first).publishes)
+
+    async def _store_held(
+        self, held: Event, due_ns: int, authorise: Authorise | None, size_bytes: int, subject: str
+    ) -> Appended | Duplicate:
+        mark = object()
+        self._unsettled[mark] = bounds(self._log, SCHEDULE_TOPIC)[1]
+        self._charge(subject, 1, size_bytes)
+        is_added = False
+        try:
+            stored = await self._log.append(held, authorise=authorise)
+            if isinstance(stored, Appended):
+                is_added = True
+                self._waiting[stored.offset] = _Waiting(due_ns, due_ns, size_bytes, subject)
+                self._timers.add(due_ns, stored.offset)
+                self._start_if_needed()
+            return stored
+        finally:
+            del self._unsettled[mark]
+            if not is_added:
+                self._charge(subject, -1, -size_bytes)
+
+    def _held(self, task: asyncio.Task[Appended | Duplicate]) -> None:
+        self._holding.discard(task)
+        if not task.cancelled():
+            task.exception()  # it is the caller's; one that was cancelled does not ask for it
 
     async def cancel(self, event_id: str, authorise: Authorise | None = None) -> bool:
         """
@@ -246,35 +386,75 @@ class DelayedEvents:
         record = await self._find(event_id)
         if record is None:
             return False
-        entry = (_due_ms(record) * _MS_NS, record.offset)
-        if authorise is not None and entry in self._timers.queue:
-            authorise(_delayed(record).event)
-        if not self._timers.discard(*entry):
+        offset = record.offset
+        waiting = self._waiting.get(offset)
+        if waiting is None:
             return False
-        self._unsettled[record.offset] = record.offset
+        if authorise is not None and (offset in self._stuck or (waiting.queued_ns, offset) in self._timers.queue):
+            authorise(_delayed(record).event)
+        is_stuck = offset in self._stuck
+        if not is_stuck and not self._timers.discard(waiting.queued_ns, offset):
+            return False
+        self._stuck.discard(offset)
+        self._unsettled[offset] = offset
         try:
             # Somebody published it meanwhile, or a crash came before it was settled.
             is_published = await self._is_published(event_id)
-            await self._settle(_PUBLISHED if is_published else _CANCELLED, [entry])
+            await self._settle(_PUBLISHED if is_published else _CANCELLED, [(waiting.due_ns, offset)])
         except BaseException:
-            self._timers.add(*entry)
+            if is_stuck:
+                self._stuck.add(offset)
+            else:
+                self._timers.add(waiting.queued_ns, offset)
             raise
         finally:
-            del self._unsettled[record.offset]
+            del self._unsettled[offset]
         return not is_published
 
-    async def waiting(self, after: int = -1) -> AsyncIterator[DelayedEvent]:
+    async def cancel_of(self, subject: str) -> int:
+        """Cancel all events that wait for a publisher. Return their number."""
+        offsets = sorted(offset for offset, waiting in self._waiting.items() if waiting.subject == subject)
+        cancelled = 0
+        for start in range(0, len(offsets), _BATCH_COUNT_MAX):
+            batch: list[tuple[int, int]] = []
+            for offset in offsets[start : start + _BATCH_COUNT_MAX]:
+                waiting = self._waiting.get(offset)
+                if waiting is not None and (offset in self._stuck or self._timers.discard(waiting.queued_ns, offset)):
+                    batch.append((waiting.due_ns, offset))
+                    self._unsettled[offset] = offset
+            try:
+                if batch:
+                    await self._settle(_CANCELLED, batch)
+            except BaseException:
+                for _, offset in batch:
+                    if offset not in self._stuck:
+                        self._timers.add(self._waiting[offset].queued_ns, offset)
+                raise
+            finally:
+                for _, offset in batch:
+                    del self._unsettled[offset]
+            cancelled += len(batch)
+        return cancelled
+
+    async def waiting(self, after: int = -1, subject: str | None = None) -> AsyncIterator[DelayedEvent]:
         """
-        The events that wait, in the order of their records, from behind an offset on; not those of spaces that are sealed and whose key is not
-        at hand.
+        The events that wait, in the order of their records, from behind an offset on; with ``subject``, those of one publisher. Not those of
+        spaces that are sealed and whose key is not at hand.
         """
-        if not len(self._timers.queue):
-            return
-        first = max(after + 1, min(self._timers.queue.keys()), bounds(self._log, SCHEDULE_TOPIC)[0])
-        async for record in records(self._log, Query(topic=SCHEDULE_TOPIC, from_offset=first)):
-            is_held = record.meta.type == _HELD and record.meta.sealed is None
-            if is_held and (_due_ms(record) * _MS_NS, record.offset) in self._timers.queue:
-                yield _delayed(record)
+        offsets = sorted(
+            offset
+            for offset, waiting in self._waiting.items()
+            if offset > after and subject in (None, waiting.subject) and offset not in self._stuck
+        )
+        for start in range(0, len(offsets), _READ_COUNT_MAX):
+            for record in await self._read(offsets[start : start + _READ_COUNT_MAX]):
+                waiting = self._waiting.get(record.offset)
+                if (
+                    waiting is not None
+                    and record.meta.sealed is None
+                    and (waiting.queued_ns, record.offset) in self._timers.queue
+                ):
+                    yield _delayed(record)
 
     async def _find(self, event_id: str) -> Record | None:
         query = Query(topic=SCHEDULE_TOPIC, event_ids=(_held_id(event_id),))
@@ -286,29 +466,77 @@ class DelayedEvents:
     # What is due
 
     async def _publish_due(self, due: list[tuple[int, int]]) -> None:
-        entries = {offset: (due_ns, offset) for due_ns, offset in due}
-        waiting: list[tuple[int, int]] = []
-        events: list[Event] = []
-        for record in await self._read(sorted(entries)):
+        """Publish events in the order in which they are due; those due at the same time in the order in which they were given."""
+        records_by_offset = {record.offset: record for record in await self._read(sorted(offset for _, offset in due))}
+        entries: list[tuple[int, int]] = []
+        events: list[DelayedEvent] = []
+        given_up: list[tuple[int, int]] = []
+        for _, offset in due:
+            record = records_by_offset.get(offset)
+            if record is None:
+                self._release(offset)
+                continue
+            entry = self._waiting[offset].due_ns, offset
             try:
-                events.append(_delayed(record).event)
+                events.append(_delayed(record))
             except TidingsError as error:
-                logger.error("a delayed event cannot be read; it waits for the next start: %s", error)
-                self._unsettled[record.offset] = record.offset
+                if record.meta.sealed is not None and self._is_shredded(record.meta.space_id):
+                    logger.warning("a delayed event is given up, its space was shredded: %s", error)
+                    given_up.append(entry)
+                else:
+                    logger.error("a delayed event cannot be read; it waits for the next start: %s", error)
+                    self._stuck.add(offset)
             else:
-                waiting.append(entries[record.offset])
-        settled: list[tuple[int, int]] = []
-        for entry, event, verdict in zip(waiting, events, await self._publish(events), strict=True):
-            if isinstance(verdict, Refused):
-                logger.error("the delayed event %s is refused: %s", event.meta.event_id, verdict.error)
-                if verdict.error.retryable:
-                    self._unsettled[entry[1]] = entry[1]
-                    continue
-            settled.append(entry)
-        if settled:
-            await self._settle(_PUBLISHED, settled)
+                entries.append(entry)
+        published: list[tuple[int, int]] = []
+        denied: set[str] = set()
+        authorise = self._authorise_each(events, denied)
+        verdicts = await self._publish([delayed.event for delayed in events], authorise)
+        for entry, delayed, verdict in zip(entries, events, verdicts, strict=True):
+            if not isinstance(verdict, Refused):
+                published.append(entry)
+            elif verdict.error.retryable:
+                logger.warning("the delayed event %s is retried: %s", delayed.event_id, verdict.error)
+                waiting = self._waiting[entry[1]]
+                waiting.queued_ns = self._clock.now_ns() + _RETRY_NS
+                self._timers.add(waiting.queued_ns, entry[1])
+            else:
+                logger.error("the delayed event %s is refused: %s", delayed.event_id, verdict.error)
+                if delayed.event_id in denied:
+                    await self._audit_refusal(delayed, verdict.error)
+                given_up.append(entry)
+        for kind, settled in ((_PUBLISHED, published), (_CANCELLED, given_up)):
+            if settled:
+                await self._settle(kind, settled)
         if self._clock.monotonic() - self._saved_at >= _SAVE_INTERVAL_S:
             await self._save()
+
+    def _authorise_each(self, events: list[DelayedEvent], denied: set[str]) -> Authorise | None:
+        """Return a check of these events; the ids of those it refuses are in ``denied``."""
+        check = self._authorise
+        if check is None:
+            return None
+        by_id = {delayed.event_id: delayed for delayed in events}
+
+        def authorise(event: Event) -> None:
+            try:
+                check(by_id[event.meta.event_id])
+            except TidingsError:
+                denied.add(event.meta.event_id)
+                raise
+
+        return authorise
+
+    async def _audit_refusal(self, delayed: DelayedEvent, error: TidingsError) -> None:
+        meta, publisher = delayed.event.meta, delayed.publisher
+        details = {
+            "event_id": delayed.event_id,
+            "topic": str(meta.topic),
+            "space_id": str(meta.space_id),
+            "error": error.code,
+        }
+        subject = "process" if publisher is None else publisher.subject
+        await Audit(subject, "delayed").begun(self._log, "publish_refused", details)
 
     async def _read(self, offsets: list[int]) -> list[Record]:
         """The records at some offsets, in order: those that lie near to each other in one go."""
@@ -332,12 +560,14 @@ class DelayedEvents:
             Event(EventMeta(SCHEDULE_TOPIC, kind, _SYSTEM_SPACE), msgspec.to_builtins(settled)), from_reserve=True
         )
         self._is_moved = True
+        for _, offset in entries:
+            self._release(offset)
 
     async def _save(self) -> None:
         """Store up to where all is settled."""
         self._saved_at, self._is_moved = self._clock.monotonic(), False
         _, end = bounds(self._log, SCHEDULE_TOPIC)
-        first = min(chain(self._timers.queue.keys(), self._unsettled.values()), default=end)
+        first = min(chain(self._waiting, self._unsettled.values()), default=end)
         try:
             async with self._store.changing:  # what is dropped meanwhile is not needed
                 position = GroupPosition(Cursor(first - 1), {})
@@ -385,24 +615,38 @@ def _held_id(event_id: str) -> str:
 
 
 class _Held(msgspec.Struct, frozen=True):
-    """What a record that holds an event says beside its payload."""
+    """Fields of a record that holds an event, beside its payload."""
 
     due_ms: int
     publishes: str
     """The event's own id."""
+    publisher: Publisher | msgspec.UnsetType | None = msgspec.UNSET
+    """Missing in records of earlier versions."""
 
 
 def _about(record: Record) -> _Held:
     return msgspec.convert(record.meta.extra, _Held)
 
 
-def _due_ms(record: Record) -> int:
-    return _about(record).due_ms
+def _publisher_of(record: Record) -> Publisher | None:
+    publisher, actor = _about(record).publisher, record.meta.actor
+    if publisher is not msgspec.UNSET:
+        return publisher
+    subject = actor.get("user_id") if isinstance(actor, dict) else actor
+    return Publisher(subject=subject, has_rights=False) if isinstance(subject, str) and subject else None
+
+
+def _size_of(envelope: object, event: Event) -> int:
+    """Return about the size of the record that will hold an event; an event that cannot be stored has none."""
+    try:
+        return len(msgspec.json.encode({"meta": envelope, "payload": event.payload}))
+    except (TypeError, ValueError, OverflowError, RecursionError):
+        return 0
 
 
 def _delayed(record: Record) -> DelayedEvent:
     held = record.payload
-    event_id, due = _about(record).publishes, datetime_of(_due_ms(record) * _MS_NS)
+    event_id, due = _about(record).publishes, datetime_of(_about(record).due_ms * _MS_NS)
     held["meta"] = {"ts": due.isoformat()} | held["meta"] | {"space_id": record.meta.space_id, "event_id": event_id}
     event = event_from_json(msgspec.json.encode(held))
-    return DelayedEvent(event_id=event_id, due=due, event=event, offset=record.offset)
+    return DelayedEvent(event_id=event_id, due=due, event=event, offset=record.offset, publisher=_publisher_of(record))

@@ -77,6 +77,18 @@ class PublishTimeout(BusError):
         return f"topic {self.topic!r}: the window of a group stayed full for {self.timeout_s:g} s"
 
 
+class TooManyDelayed(BusError):
+    """As many delayed events wait as may, or as many bytes. The event was not stored."""
+
+    code = "bus.too_many_delayed_events"
+    retryable = True
+    hint = "wait until some are published, or cancel some; the limits are the settings bus.delayed.*"
+    text = "the limit of delayed events {scope} is reached: {limit} {unit}"
+    scope: str
+    limit: int
+    unit: str
+
+
 class SubscriptionExists(BusError):
     """A group has one live subscription a bus; more workers come with its ``workers`` option."""
 

@@ -31,7 +31,7 @@ from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan
 
 from .cursors import bounds
-from .delayed import DelayedEvent, due_ns_of
+from .delayed import DelayedEvent, Publisher, due_ns_of
 from .errors import InvalidHandler, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .handlers import Handler
@@ -65,6 +65,8 @@ class EventBus(BusLife):
         encryptor: Seals payloads at rest; with ``log``, the one that the log has.
         flags: Switches middlewares on and off by name, also while the bus runs.
         offsets_key: Seals the groups' offset files, so that an edit by other hands is noticed.
+        authorise_delayed: Called with each delayed event when it is due; if it raises,
+            the event is not published and the topic ``audit`` has the refusal; after a retryable error it is called again.
     """
 
     # Publishing
@@ -79,6 +81,7 @@ class EventBus(BusLife):
         at: datetime | None = None,
         timeout_s: float | None = None,
         authorise: Authorise | None = None,
+        publisher: Publisher | None = None,
     ) -> Appended | Duplicate: ...
 
     @overload
@@ -108,7 +111,8 @@ class EventBus(BusLife):
 
         Waits while a live subscription of the topic has its window full, and while the disk is. ``timeout_s`` (else the
         setting ``publish_timeout_s``) limits both waits together; without either it waits for as long as it takes. ``authorise`` is
-        called when the log accepts the event, after all waiting: see ``Log.append``.
+        called when the log accepts the event, after all waiting: see ``Log.append``. ``publisher`` is stored with a delayed event, for
+        ``authorise_delayed``.
 
         With ``delay`` or ``at`` the event is stored now and published then, once, also if the process ends in between; hooks and
         ``authorise`` are asked now. The answer has the event's id, for ``cancel_delayed``, and the place of the record of topic
@@ -117,6 +121,7 @@ class EventBus(BusLife):
         Raises:
             InvalidEvent, IdConflict: It cannot be stored; or the delay is negative, or the time has no zone.
             TopicMismatch: An event was given with a topic that is not its own.
+            TooManyDelayed: As many delayed events wait as may.
             PublishTimeout: A window stayed full for too long; the event was not stored.
             StorageFull: The disk stayed full for too long; the event was not stored.
         """
@@ -146,6 +151,7 @@ class EventBus(BusLife):
         at: datetime | None = None,
         timeout_s: float | None = None,
         authorise: Authorise | None = None,
+        publisher: Publisher | None = None,
         **meta: Unpack[EnvelopeOptions],
     ) -> tuple[Event, float | None, Authorise | None, Hold | None]:
         """What ``publish`` is given beside a plain event: the event to store, and how."""
@@ -161,7 +167,8 @@ class EventBus(BusLife):
         due_ns = None if delay is None and at is None else due_ns_of(self._clock, delay, at)
         if due_ns is None:
             return event, timeout_s, authorise, None
-        return event, timeout_s, authorise, functools.partial(running.delayed.hold, due_ns=due_ns, authorise=authorise)
+        hold = functools.partial(running.delayed.hold, due_ns=due_ns, authorise=authorise, publisher=publisher)
+        return event, timeout_s, authorise, hold
 
     async def cancel_delayed(self, event_id: str, *, authorise: Authorise | None = None) -> bool:
         """
@@ -173,10 +180,32 @@ class EventBus(BusLife):
             return await self._client.cancel_delayed(event_id)
         return await (await self._started()).delayed.cancel(event_id, authorise)
 
-    async def delayed_events(self, after: int = -1) -> AsyncIterator[DelayedEvent]:
-        """The events that wait for their time, in the order in which they were given; with ``after``, those behind this ``offset``."""
-        async for event in (await self._started()).delayed.waiting(after):
+    async def cancel_delayed_of(self, subject: str, *, dry_run: bool = False, audit: Audit | None = None) -> int:
+        """
+        Cancel all delayed events that a publisher submitted through a node. ``audit`` is the caller's.
+
+        Returns:
+            The number of events cancelled (with ``dry_run``: waiting).
+        """
+        running = await self._started()
+        count = running.delayed.count_of(subject)
+        if dry_run or not count:
+            return count
+        details = {"subject": subject, "count": count}
+        async with (audit or Audit()).of(running.log, "delayed.cancel", details):
+            return await running.delayed.cancel_of(subject)
+
+    async def delayed_events(self, after: int = -1, *, subject: str | None = None) -> AsyncIterator[DelayedEvent]:
+        """
+        The events that wait for their time, in the order in which they were given; with ``after``, those behind this ``offset``; with
+        ``subject``, those of one publisher.
+        """
+        async for event in (await self._started()).delayed.waiting(after, subject):
             yield event
+
+    def delayed_count_of(self, subject: str) -> int:
+        """The number of events that wait for a publisher; the bus must have been started."""
+        return self._started_now.delayed.count_of(subject)
 
     async def publish_many(
         self, events: Sequence[Event], *, timeout_s: float | None = None, authorise: Authorise | None = None

@@ -23,6 +23,7 @@ from tidings.log.retention import RecordHolders
 from tidings.log.settings import LogSettings
 
 from .admin import GroupAdmin
+from .delayed import AuthoriseDelayed
 from .errors import BusClosed, NotThroughNode, OtherEventLoop
 from .joining import NodeClient, check_joinable, join_groups
 from .middleware import FeatureFlags, MetricsMiddleware, Middleware, MiddlewareChain
@@ -65,6 +66,7 @@ class BusLife:
         encryptor: Encryptor | None = None,
         flags: FeatureFlags | None = None,
         offsets_key: bytes | None = None,
+        authorise_delayed: AuthoriseDelayed | None = None,
     ) -> None:
         if not isinstance(middlewares, Path | Sequence):
             problem = f"must be a workspace's path or a list of middlewares, not {type(middlewares).__name__}"
@@ -84,6 +86,7 @@ class BusLife:
         self._clock = clock
         self._rng = rng or random.Random()
         self._encryptor = encryptor
+        self._authorise_delayed = authorise_delayed
         if store is not None and log is None:
             raise SettingsError("store", "is given without the log that it belongs to")
         self._given_log = log
@@ -161,6 +164,7 @@ class BusLife:
                 clock=self._clock,
                 rng=self._rng,
                 encryptor=self._encryptor,
+                authorise_delayed=self._authorise_delayed,
             )
             self.state = EventBusState.RUNNING
             try:

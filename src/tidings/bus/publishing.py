@@ -470,14 +470,14 @@ class Publishing:
                 for event in left:
                     verdicts.append(await self._verdict(event, left_s(), authorise))
 
-    async def store_at_once(self, events: Sequence[Event]) -> Sequence[Verdict]:
+    async def store_at_once(self, events: Sequence[Event], authorise: Authorise | None = None) -> Sequence[Verdict]:
         """
         Store events, without hooks and without waiting for a window: a slow group must not hold up what others wait for.
 
         Raises:
             StorageFull: There was no room.
         """
-        return await self._append(events, _Reservation(self.windows, events), None)
+        return await self._append(events, _Reservation(self.windows, events), authorise)
 
     async def _append(
         self, events: Sequence[Event], reservation: _Reservation, authorise: Authorise | None

@@ -19,10 +19,11 @@ import msgspec
 from tidings.core.clock import Clock, within
 from tidings.log.encryption import Encryptor
 from tidings.log.interface import Health, Log
+from tidings.log.keys import NoSealingKey
 
 from .admin import GroupAdmin
 from .cursors import CursorSaver, bounds
-from .delayed import DelayedEvents
+from .delayed import AuthoriseDelayed, DelayedEvents
 from .errors import BusClosed, DrainTimeout, SubscriptionExists
 from .feed import TopicFeed
 from .group import Group
@@ -54,6 +55,7 @@ class RunningBus:
         registry: The subscriptions.
         clock, rng: Replaceable for tests.
         encryptor: Knows which spaces are encrypted: errors about their events are not logged in full.
+        authorise_delayed: Checks delayed events when they are due.
     """
 
     def __init__(
@@ -68,6 +70,7 @@ class RunningBus:
         clock: Clock,
         rng: random.Random,
         encryptor: Encryptor | None = None,
+        authorise_delayed: AuthoriseDelayed | None = None,
     ) -> None:
         self.log = log
         self.store = store
@@ -76,7 +79,15 @@ class RunningBus:
         self.publishing = Publishing(log, chain=chain, metrics=metrics, clock=clock, settings=settings)
         self.cursors = CursorSaver(log, store, clock, settings)
         self.dead_letters = DeadLetterQueue(log, store, clock, self._count_dead_letter)
-        self.delayed = DelayedEvents(log, store, self.publishing.store_at_once, clock)
+        self.delayed = DelayedEvents(
+            log,
+            store,
+            self.publishing.store_at_once,
+            clock,
+            settings.delayed,
+            authorise=authorise_delayed,
+            is_shredded=functools.partial(_is_shredded, encryptor),
+        )
         self.admin = GroupAdmin(log, store, clock, self)
         self._chain = chain
         self._metrics = metrics
@@ -360,3 +371,14 @@ def _log_failure(task: asyncio.Task[Any]) -> None:
     """Nobody awaits the task any more."""
     if not task.cancelled() and (error := task.exception()) is not None:
         logger.error("%s failed: %s", task.get_name(), error)
+
+
+def _is_shredded(encryptor: Encryptor | None, space_id: str) -> bool:
+    """Return whether the space was protected and has no key any more, as after ``tidings key shred``."""
+    if encryptor is None or not encryptor.protects(space_id):
+        return False
+    try:
+        encryptor.seal(space_id, b"", b"")
+    except NoSealingKey:
+        return True
+    return False

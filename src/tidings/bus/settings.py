@@ -60,6 +60,21 @@ class SubscriptionSettings(Settings, frozen=True, kw_only=True):
     """Instead of the topic's."""
 
 
+class DelayedSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Bounds of delayed events. Those of one publisher and the longest delay apply to events that come in through a node."""
+
+    count_max: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 500_000
+    """Events that wait; further ones are refused."""
+    bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=1 << 40)] = 4 << 30
+    """Size of all events that wait."""
+    publisher_count_max: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 10_000
+    """Events that wait for one subject."""
+    publisher_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=1 << 40)] = 256 << 20
+    """Size of the events that wait for one subject."""
+    delay_s_max: Annotated[float, msgspec.Meta(gt=0, le=86_400 * 36_500)] = 86_400.0 * 366
+    """Longest time between submitting and publishing."""
+
+
 class BusSettings(Settings, frozen=True, kw_only=True):
     """How a bus behaves."""
 
@@ -77,6 +92,8 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     """How long closing waits for handlers that are at work."""
     read_ahead_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048
     """Events that a lagging group reads at once, and a feed at most."""
+    delayed: DelayedSettings = DelayedSettings()
+    """Bounds of delayed events."""
 
 
 def check_timeout(timeout_s: float | None, *, is_optional: bool = True) -> None:

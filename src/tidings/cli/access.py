@@ -197,7 +197,9 @@ async def _each(session: Session, changes: list[Change], *, is_dry_run: bool, ma
     for change in changes:
         done = await carry_out(session, change, is_dry_run=is_dry_run, may_create=may_create)
         when = f", from seq {done['seq']} on" if done["carried_out"] else "; not carried out"
-        session.out.result(done, f"{_sentence(change)}{when}")
+        waiting = done.get("delayed_waiting")
+        refused = f"; delayed events that wait, and will be refused when due: {waiting}" if waiting else ""
+        session.out.result(done, f"{_sentence(change)}{when}{refused}")
 
 
 def _sentence(change: Change) -> str:
@@ -285,7 +287,8 @@ async def carry_out(
                 done = await log.append(event_of(change, actor=user_audit().actor), from_reserve=True)
         return {**shown, "seq": done.seq, "audit_seq": audit_seq, "through": "log"}
     answer = await node.ask(*request_of(change))
-    return {**shown, "seq": answer.get("seq"), "through": node.address.url}
+    waiting = {name: answer[name] for name in ("delayed_waiting",) if answer.get(name) is not None}
+    return {**shown, "seq": answer.get("seq"), "through": node.address.url, **waiting}
 
 
 policy_app = typer.Typer(help="Check, change and explain who may do what.", rich_markup_mode=None)

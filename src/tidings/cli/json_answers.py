@@ -25,7 +25,7 @@ _LETTERS_CHANGED: Final = "one: carried_out count dead_letters audit_seq?"
 _LEDGER: Final = (
     "as: the answer of the steward to this operation; a dry run has `would` and, if nothing changed, `outcome`"
 )
-_ACCESS: Final = "carried_out change seq? audit_seq? through?"
+_ACCESS: Final = "carried_out change seq? audit_seq? through? delayed_waiting?"
 _APPS: Final = "as: the answer of `POST /v1/apps`"
 _RUN: Final = "one: epoch since until rows bytes quarantined commits silver jobs waits_for"
 

@@ -82,11 +82,22 @@ def require_publish(authenticator: Authenticator, capsule: Capsule, event: Event
         InvalidName: Topic or space break their grammar.
         ReservedTopic, ForeignActor, Forbidden, TokenRevoked, TokenExpired: It may not.
     """
+    authenticator.check(capsule)
+    require_publish_by(capsule, event)
+
+
+def require_publish_by(capsule: Capsule, event: Event) -> None:
+    """
+    Make sure that an event may be published with these rights, however old the token is.
+
+    Raises:
+        InvalidName: Topic or space break their grammar.
+        ReservedTopic, ForeignActor, Forbidden, TokenRevoked: It may not.
+    """
     meta = event.meta
     name = check_topic(meta.topic)
     if name in _OWN_TOPICS:
         raise ReservedTopic(name)
-    authenticator.check(capsule)
     capsule.require_event(Action.PUBLISH, name, check_space(meta.space_id))
     for each in meta.partitions:
         if not capsule.extends_to(Action.PUBLISH, partition(each)):

@@ -11,7 +11,6 @@ at once. When it is closed properly, by the client or by us, what it had not ans
 from __future__ import annotations
 
 import asyncio
-import functools
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -40,8 +39,9 @@ from tidings.log.record import Record
 from tidings.wire import groups as wire
 from tidings.wire.events import EventDefaults, ItemVerdict, decode_event, error_info, time_of
 
+from .delayed_rights import cancel_delayed, publisher_of
 from .errors import InternalError, NodeError, NodeStopping
-from .event_rights import may_get_of_topic, publish_right, require_publish
+from .event_rights import may_get_of_topic, publish_right
 from .group_rights import GroupCreation, require_membership
 from .group_settings import GroupsSettings, options_given, options_in_effect
 from .services import Services, refuse_when_full
@@ -428,9 +428,11 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
             topic_name = str(event.meta.topic)
             authorise = publish_right(groups.authenticator, capsule, event)
             refuse_when_full(groups.bus.log)
+            at = None if frame.at is None else time_of("at", frame.at)
             done = await groups.bus.publish(
                 event,
-                at=None if frame.at is None else time_of("at", frame.at),
+                at=at,
+                publisher=None if at is None else publisher_of(capsule, event),
                 timeout_s=groups.settings.publish_timeout_s,
                 authorise=authorise,
             )
@@ -451,9 +453,7 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
         groups, capsule = self.groups, self._capsule
         assert capsule is not None
         try:
-            is_cancelled = await groups.bus.cancel_delayed(
-                frame.event_id, authorise=functools.partial(require_publish, groups.authenticator, capsule)
-            )
+            is_cancelled = await cancel_delayed(groups.authenticator, capsule, groups.bus, frame.event_id)
         except TidingsError as error:
             self._say(wire.DelayedCancelled(ref=frame.ref, error=error_info(error)))
         else:

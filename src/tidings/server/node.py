@@ -62,6 +62,7 @@ from .app_source import AppSource
 from .application import application
 from .configuration import ConfigManager
 from .connections import Connections
+from .delayed_rights import DelayedRights
 from .events_socket import events_endpoint, gateway_timeout_s, report_gateway
 from .graph_source import GraphSource
 from .groups_endpoint import groups_endpoint
@@ -183,6 +184,7 @@ class Node:
             store=store,
             clock=clock,
             encryptor=self._encryptor,
+            authorise_delayed=DelayedRights(book),
         )
         await bus.start()
         undo.push_async_callback(bus.close, 0.0)

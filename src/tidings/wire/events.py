@@ -196,6 +196,8 @@ class WaitingEvent(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     type: str
     space_id: str
+    actor: str | None = None
+    """Subject that submitted it; null for an event of the node's own process."""
 
 
 class WaitingEvents(msgspec.Struct, frozen=True, kw_only=True):
@@ -203,4 +205,4 @@ class WaitingEvents(msgspec.Struct, frozen=True, kw_only=True):
 
     delayed: list[WaitingEvent]
     next_after: int | None
-    """For the next page; none after the last."""
+    """For the next page; null after the last. A page may be empty and not be the last."""

@@ -12,14 +12,16 @@ from msgspec.structs import replace
 
 from tests.integration.cli.support import invoke
 from tests.scenarios.bus.support import SETTINGS, TOPIC, Recorder, World, soon
+from tidings.access.errors import AccessUnavailable
 from tidings.bus import EventBus
-from tidings.bus.delayed import DelayedEvents
+from tidings.bus.delayed import DelayedEvent, DelayedEvents, Publisher
 from tidings.bus.errors import BusClosed
+from tidings.bus.store import GroupPosition
 from tidings.core.clock import datetime_of
 from tidings.core.errors import InvalidEvent, InvalidTimestamp
 from tidings.core.events import Event, EventMeta
 from tidings.log.encryption import AesGcmEncryptor
-from tidings.log.errors import IdConflict
+from tidings.log.errors import IdConflict, StorageFull
 from tidings.log.interface import Appended, Duplicate, Query
 from tidings.log.keys import KeyFile
 from tidings.log.reading import records
@@ -367,3 +369,99 @@ async def test_a_delayed_event_of_a_sealed_space_is_sealed(
         await bus.subscribe("notes", "all", got)
         await soon(lambda: bool(got.events))
         assert dict(got.events[0].payload) == {"text": "a plain word"}
+
+
+async def test_what_is_due_after_a_restart_is_published_in_the_order_of_its_times(world: World) -> None:
+    """Events that became due while no process ran: by their times, whatever the order in which they were given."""
+    bus = await world.open()
+    hours = [4, 1, 3, 2, 1]
+    for n, hour in enumerate(hours):
+        await world.run(bus.publish(world.event(n, event_id=f"{hour}-{n}"), delay=timedelta(hours=hour)))
+    await world.kill()
+    await world.clock.advance(5 * 3600)
+
+    await world.open()
+    await world.clock.advance(1)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["1-1", "1-4", "2-3", "3-2", "4-0"]
+
+
+async def test_a_cancellation_that_fails_leaves_the_event_waiting(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full disk when an event, or all of a publisher, are cancelled: the error is raised, and they are published at their time."""
+    bus = await world.open()
+    ann = Publisher(subject="ann")
+    for event_id in ("e", "f"):
+        await world.run(bus.publish(world.event(event_id=event_id), delay=MINUTE, publisher=ann))
+
+    async def full(*_: object) -> None:
+        raise StorageFull("/data")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(DelayedEvents, "_settle", full)
+        for cancelling in (bus.cancel_delayed("e"), bus._started_now.delayed.cancel_of("ann")):
+            with pytest.raises(StorageFull):
+                await world.run(cancelling)
+        assert [each.event_id async for each in bus.delayed_events()] == ["e", "f"]
+    await world.clock.advance(61)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["e", "f"]
+    assert bus.delayed_count_of("ann") == 0
+
+
+async def test_a_caller_that_gives_up_leaves_an_event_that_is_published(world: World) -> None:
+    """A publish that is cancelled while it is stored counts no longer than the event waits, and holds up no retention."""
+    bus = await world.open()
+    publishing = asyncio.ensure_future(
+        bus.publish(world.event(event_id="e"), delay=MINUTE, publisher=Publisher(subject="ann"))
+    )
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    publishing.cancel()
+    await asyncio.wait([publishing])
+    await world.clock.advance(61)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["e"]
+    assert (bus.delayed_count_of("ann"), bus._started_now.delayed._unsettled) == (0, {})
+
+
+async def test_an_event_that_may_be_published_later_is_retried(world: World) -> None:
+    """While its rights are unknown, an event is checked again every five seconds; it can be cancelled meanwhile."""
+    asked: list[str] = []
+
+    def authorise(delayed: DelayedEvent) -> None:
+        asked.append(delayed.event_id)
+        if len(asked) < 4:
+            raise AccessUnavailable("the book is closed")
+
+    bus = await world.open(authorise_delayed=authorise)
+    for event_id in ("e", "f"):
+        await world.run(bus.publish(world.event(event_id=event_id), delay=MINUTE))
+    await world.clock.advance(61)
+    assert (asked, await stored(world)) == (["e", "f"], [])
+    assert await world.run(bus.cancel_delayed("f")) is True
+    await world.clock.advance(11)
+
+    assert asked == ["e", "f", "e", "e"]
+    assert [event_id for event_id, _ in await stored(world)] == ["e"]
+
+
+async def test_a_delayed_event_of_a_shredded_space_is_given_up(tmp_path: Path, key_file: Path) -> None:
+    """Without any key of its space the event is settled when it is due: it no longer keeps the records of the topic."""
+    workspace, clock, keys = tmp_path / "w", VirtualClock(), KeyFile(key_file)
+    event = Event(EventMeta("notes", "NOTE", "shared:secret", "e"), {"text": "a plain word"})
+    async with EventBus(workspace=workspace, encryptor=AesGcmEncryptor(keys), clock=clock) as bus:
+        await bus.publish(event, delay=MINUTE)
+    keys.shred("shared:secret")
+    await clock.advance(61)
+
+    for _ in range(2):
+        async with EventBus(workspace=workspace, encryptor=AesGcmEncryptor(keys), clock=clock) as bus:
+            await soon(lambda bus=bus: bus.delayed_count == 0)  # type: ignore[misc]
+            await soon(lambda bus=bus: not bus._started_now.delayed._waiting)  # type: ignore[misc]
+            assert "notes" not in bus.log.topics()
+    async with EventBus(workspace=workspace, encryptor=AesGcmEncryptor(keys), clock=clock) as bus:
+        position = await bus.position_of("schedule", "delayed")
+        assert isinstance(position, GroupPosition)
+        assert position.cursor.committed == 1

@@ -39,6 +39,8 @@ class Changed(msgspec.Struct, frozen=True, kw_only=True):
     type: str
     seq: int | None = None
     event_id: str | None = None
+    delayed_waiting: int | None = None
+    """Of a subject revoked as a whole: its delayed events that wait. They are refused when they are due, and put on the audit record."""
 
 
 class RuleOut(msgspec.Struct, frozen=True, kw_only=True):
@@ -83,11 +85,17 @@ def _changing(collection: Collection) -> Callable[[Call], Awaitable[Response]]:
         query = call.query(ChangeQuery)
         services = call.api.services
         wanted = services.book.check(change_from_request(collection, await call.json_body()))
+        waiting = (
+            services.bus.delayed_count_of(wanted.subject) if isinstance(wanted, administration.SubjectRevoked) else None
+        )
         if query.dry_run:
-            return json_answer(Changed(carried_out=False, type=type_of(wanted)))
+            return json_answer(Changed(carried_out=False, type=type_of(wanted), delayed_waiting=waiting))
         done = await services.log.append(event_of(wanted, actor=call.subject), from_reserve=True)
         await services.dispatcher.reached(done.seq)
-        return json_answer(Changed(carried_out=True, type=type_of(wanted), seq=done.seq, event_id=done.event_id), 201)
+        changed = Changed(
+            carried_out=True, type=type_of(wanted), seq=done.seq, event_id=done.event_id, delayed_waiting=waiting
+        )
+        return json_answer(changed, 201)
 
     return change
 

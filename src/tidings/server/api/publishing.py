@@ -8,7 +8,6 @@ refused. Many are answered together with 200, and each has its verdict; one that
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import functools
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
@@ -17,7 +16,6 @@ from typing import Annotated, Final, TypedDict, TypeVar
 import msgspec
 from starlette.responses import Response
 
-from tidings.access.errors import AccessError
 from tidings.bus.errors import BusClosed, PublishTimeout
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
@@ -36,12 +34,15 @@ from tidings.wire.events import (
     time_of,
 )
 
+from ..delayed_rights import cancel_delayed, may_cancel, publisher_of
 from ..errors import BadRequest, TooManyEvents, TooManyPublishes, UnsupportedMedia
 from ..event_rights import publish_right, require_publish
 from ..services import refuse_when_full
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
 from .operations import JSON, NDJSON, ApiOperation, Call, OneOf, json_answer
 
+_LOOKED_AT_MAX: Final = 1_000
+"""Delayed events that one page looks at."""
 Draft = Event | TidingsError
 _T = TypeVar("_T")
 _ALL_FAIL: Final = (StorageFull, LogFenced, LogClosed, ReadOnlyLog, BusClosed)
@@ -60,9 +61,12 @@ class PublishQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
 
 
 class CancelQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Which event is meant."""
+    """Which events are meant: one by its id, or all that an actor submitted."""
 
-    event_id: str
+    event_id: str | None = None
+    actor: str | None = None
+    dry_run: bool = False
+    """With ``actor``: count the events only."""
 
 
 class DelayedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -71,6 +75,8 @@ class DelayedQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     after: Annotated[int, msgspec.Meta(ge=-1)] = -1
     """Those behind this place: ``next_after`` of the page before."""
     limit: Annotated[int, msgspec.Meta(ge=1, le=1_000)] = 100
+    actor: str | None = None
+    """Those that this subject submitted."""
 
 
 class CancelledEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +84,14 @@ class CancelledEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     event_id: str
     cancelled: bool
+
+
+class CancelledOfActor(msgspec.Struct, frozen=True, kw_only=True):
+    """The number of delayed events of an actor that were, or with ``dry_run`` would be, cancelled."""
+
+    actor: str
+    count: Annotated[int, msgspec.Meta(ge=0)]
+    carried_out: bool
 
 
 class PublishedEvent(msgspec.Struct, frozen=True, kw_only=True):
@@ -160,34 +174,51 @@ def _when(query: PublishQuery) -> When:
 
 
 async def list_delayed(call: Call) -> Response:
-    """The events that wait and that whoever asks could publish, and so cancel."""
+    """List delayed events that the caller may publish, and so cancel. A page looks at a bounded number of events."""
     query = call.query(DelayedQuery)
-    found: list[WaitingEvent] = []
-    offset = query.after
-    async for each in call.api.services.bus.delayed_events(query.after):
-        if len(found) == query.limit:
-            return json_answer(WaitingEvents(delayed=found, next_after=offset))
-        offset = each.offset
-        with contextlib.suppress(AccessError):
-            _require(call, each.event)
-            meta = each.event.meta
-            found.append(
+    page: list[WaitingEvent] = []
+    offset, looked_at = query.after, 0
+    async for delayed in call.api.services.bus.delayed_events(query.after, subject=query.actor):
+        if len(page) == query.limit or looked_at == _LOOKED_AT_MAX:
+            return json_answer(WaitingEvents(delayed=page, next_after=offset))
+        offset = delayed.offset
+        looked_at += 1
+        if may_cancel(call.capsule, delayed.event):
+            meta, publisher = delayed.event.meta, delayed.publisher
+            page.append(
                 WaitingEvent(
-                    event_id=each.event_id,
-                    due=each.due,
+                    event_id=delayed.event_id,
+                    due=delayed.due,
                     topic=str(meta.topic),
                     type=str(meta.type),
                     space_id=str(meta.space_id),
+                    actor=None if publisher is None else publisher.subject,
                 )
             )
-    return json_answer(WaitingEvents(delayed=found, next_after=None))
+    return json_answer(WaitingEvents(delayed=page, next_after=None))
 
 
 async def cancel(call: Call) -> Response:
-    """Have a delayed event not published, if whoever asks could publish it."""
-    event_id = call.query(CancelQuery).event_id
-    is_cancelled = await call.api.services.bus.cancel_delayed(event_id, authorise=functools.partial(_require, call))
-    return json_answer(CancelledEvent(event_id=event_id, cancelled=is_cancelled))
+    """Cancel one delayed event that the caller may publish, or all of one actor."""
+    query, services = call.query(CancelQuery), call.api.services
+    if (query.event_id is None) == (query.actor is None):
+        raise BadRequest("query", "must have either event_id or actor")
+    if query.actor is not None:
+        return await _cancel_of(call, query.actor, dry_run=query.dry_run)
+    if query.dry_run:
+        raise BadRequest("query.dry_run", "goes with actor only")
+    assert query.event_id is not None
+    is_cancelled = await cancel_delayed(services.authenticator, call.capsule, services.bus, query.event_id)
+    return json_answer(CancelledEvent(event_id=query.event_id, cancelled=is_cancelled))
+
+
+async def _cancel_of(call: Call, actor: str, *, dry_run: bool) -> Response:
+    """Cancel all events that a subject submitted: its own right, and an administrator's."""
+    services = call.api.services
+    if actor != call.subject:
+        services.authenticator.require_administrator(call.capsule, "delayed.cancel")
+    count = await services.bus.cancel_delayed_of(actor, dry_run=dry_run, audit=call.audit())
+    return json_answer(CancelledOfActor(actor=actor, count=count, carried_out=not dry_run))
 
 
 def _idempotency_key(call: Call) -> str | None:
@@ -264,7 +295,10 @@ def _bounded(items: Sequence[_T], count_max: int) -> Sequence[_T]:
 async def _publish_one(call: Call, event: Event, when: When) -> Response:
     services = call.api.services
     authorise = publish_right(services.authenticator, call.capsule, event)
-    done = await services.bus.publish(event, timeout_s=call.api.settings.publish_timeout_s, authorise=authorise, **when)
+    publisher = publisher_of(call.capsule, event) if when else None
+    done = await services.bus.publish(
+        event, timeout_s=call.api.settings.publish_timeout_s, authorise=authorise, publisher=publisher, **when
+    )
     is_new = isinstance(done, Appended)
     answer = PublishedEvent(
         verdict="appended" if is_new else "duplicate",
@@ -315,7 +349,8 @@ async def _store(call: Call, events: list[Event], when: When) -> Sequence[Verdic
     # A topic with groups: one of them may have its window full, and a request cannot wait for as long as that takes.
     async def one(event: Event) -> Verdict:
         try:
-            return await bus.publish(event, timeout_s=timeout_s, authorise=authorise, **when)
+            publisher = publisher_of(call.capsule, event) if when else None
+            return await bus.publish(event, timeout_s=timeout_s, authorise=authorise, publisher=publisher, **when)
         except PublishTimeout as error:
             return Refused(error)
         except _ALL_FAIL:
@@ -376,11 +411,11 @@ OPERATIONS: Final = (
         method="DELETE",
         path="/v1/delayed",
         name="cancelDelayedEvent",
-        summary="Have an event that waits for its time not published; it takes the right to publish it.",
+        summary="Cancel an event that waits for its time, with the right to publish it; or all of an actor, as that actor or an administrator.",
         tag="events",
         handle=cancel,
         query=CancelQuery,
-        answers={200: {JSON: CancelledEvent}},
+        answers={200: {JSON: OneOf(CancelledEvent, CancelledOfActor)}},
         problems=(403, 503),
     ),
 )
