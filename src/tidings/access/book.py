@@ -15,9 +15,10 @@ compares its version with the book's, so a revocation is in force with the first
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, Literal, NamedTuple
 
 import msgspec
@@ -47,6 +48,10 @@ from .policies import Policy, PolicySet, RightsContext, check_policy
 from .resources import Action, Resource, ResourceKind, ResourcePattern, normal, space, topic
 from .settings import AccessSettings
 
+SLICE_EFFORT: Final = 10_000
+"""How much is decided without giving way to other tasks, about in microseconds; see ``AccessBook.effort``."""
+_DECISION_EFFORT: Final = 5
+
 
 class Rule(NamedTuple):
     """One grant or revocation in force."""
@@ -64,7 +69,7 @@ class SubjectRules:
     A rule is kept as its seq, below zero for a revocation, so that the last of several is the one with the largest size.
     """
 
-    __slots__ = ("_exact", "_prefixes", "is_revoked", "rule_count", "seq")
+    __slots__ = ("_exact", "_prefixes", "is_revoked", "prefix_count", "rule_count", "seq")
 
     def __init__(self) -> None:
         self._exact: dict[tuple[Action, ResourceKind, str], int] = {}
@@ -72,6 +77,7 @@ class SubjectRules:
         self.is_revoked = False
         """The subject as a whole was revoked."""
         self.rule_count = 0
+        self.prefix_count = 0
         self.seq = 0
         """The last record about this subject."""
 
@@ -85,6 +91,7 @@ class SubjectRules:
         """Note a grant or a revocation."""
         if not self.knows(action, pattern):
             self.rule_count += 1
+            self.prefix_count += pattern.match == "prefix"
         signed = seq if is_grant else -seq
         if pattern.match == "prefix":
             self._prefixes.setdefault((action, pattern.kind), {})[pattern.name] = signed
@@ -212,6 +219,19 @@ class Capsule:
         """Whether the token or the subject itself was revoked: there is nothing left to ask for."""
         return self._book.is_revoked(self.context)
 
+    async def decide_ahead(self, questions: Iterable[tuple[Action, Resource]]) -> None:
+        """
+        Decide many questions in slices, between which other tasks run.
+
+        Afterwards ``allows`` and the others find the policies' decisions made, as long as access does not change.
+        """
+        slicing = Slicing(self._book)
+        for action, resource in questions:
+            self._decide(action, resource)
+            if slicing.is_over():
+                await asyncio.sleep(0)
+                slicing = Slicing(self._book)
+
     def explain(self, action: Action, resource: Resource) -> Explanation:
         """Why ``allows`` answers as it does."""
         return self._book.explain(self.context, action, _in_normal_form(resource))
@@ -236,6 +256,26 @@ class Capsule:
             self._decisions.clear()
             self._marks = marks
         self._version = self._book.version
+
+
+class Slicing:
+    """
+    Tells when one stretch of decisions has become long enough.
+
+    Args:
+        book: Where they are decided.
+    """
+
+    __slots__ = ("_book", "_until")
+
+    def __init__(self, book: AccessBook) -> None:
+        self._book = book
+        self._until = book.effort + SLICE_EFFORT
+
+    def is_over(self) -> bool:
+        """Count one step, and return whether it was the last of the slice."""
+        self._until -= 1
+        return self._book.effort >= self._until
 
 
 def _in_normal_form(resource: Resource) -> Resource:
@@ -289,7 +329,10 @@ class AccessBook:
         self._trusted: frozenset[str] | None = None
         self.version = 0
         """Counts what can change a decision: access records, and keys that come or go."""
+        self.effort = 0
+        """What deciding has cost so far, about in microseconds."""
         self._policies: dict[str, StoredPolicy] = {}
+        self._broken_policies: tuple[StoredPolicy, ...] = ()
         self._policy_set: PolicySet | None = None
         self._rule_count = 0
         # When something changed last that concerns everybody: policies, and whether the book is closed.
@@ -415,6 +458,7 @@ class AccessBook:
 
     def _change_for_all(self, seq: int) -> None:
         self._policy_set = None
+        self._broken_policies = tuple(each for each in self._policies.values() if each.problem)
         self._common_seq = seq
 
     # What cannot be read
@@ -472,10 +516,15 @@ class AccessBook:
             return Explanation(False, self.seq, errors=closed)
         if not context.claims.leave(action):
             return Explanation(False, self.seq, reasons=("the token is for reading only",))
-        last = self._rules.get(context.subject, _NOBODY).last_about(action, resource)
+        rules = self._rules.get(context.subject, _NOBODY)
+        last = rules.last_about(action, resource)
         facts = RightsContext(context.claims.cover(action, resource), last > 0, last < 0)
         try:
-            decision = self._policies_in_force().decide(context, action, resource, facts)
+            policies = self._policies_in_force()
+            before = policies.evaluation_count
+            decision = policies.decide(context, action, resource, facts)
+            evaluations = policies.evaluation_count - before
+            self.effort += _DECISION_EFFORT + evaluations * policies.evaluation_effort + rules.prefix_count // 8
         except InvalidPolicy as error:
             return Explanation(False, self.seq, errors=(str(error),))
         for error_text in decision.errors:
@@ -502,11 +551,11 @@ class AccessBook:
 
     def closed_by(self) -> tuple[str, ...]:
         """Why everything is denied; empty if the book is open."""
-        if not self._doubts and self._lost is None and not any(each.problem for each in self._policies.values()):
+        if not self._doubts and self._lost is None and not self._broken_policies:
             return ()
         lost = () if self._lost is None else (self._lost,)
         doubts = tuple(f"access record at seq {each.seq}: {each.problem}" for each in self._doubts.values())
-        broken = tuple(f"policy {each.policy_id!r}: {each.problem}" for each in self._policies.values() if each.problem)
+        broken = tuple(f"policy {each.policy_id!r}: {each.problem}" for each in self._broken_policies)
         return lost + doubts + broken
 
     @property
@@ -547,6 +596,7 @@ class AccessBook:
             case PolicyPut(policy_id=policy_id, text=text):
                 self._check_policy_id(policy_id)
                 check_policy(text, bytes_max=self._settings.policy_bytes_max)
+                self._check_policies_size(policy_id, text)
             case PolicyRemoved(policy_id=policy_id) if policy_id not in self._policies:
                 raise InvalidChange("policy_id", f"there is no policy {policy_id!r}")
             case Dismissed(seq=seq) if seq not in self._doubts:
@@ -559,6 +609,15 @@ class AccessBook:
             raise InvalidChange("policy_id", "names that begin with 'tidings.' are the built-in policies'")
         if policy_id not in self._policies and len(self._policies) >= count_max:
             raise InvalidChange("policy_id", f"there are {count_max} policies already")
+
+    def _check_policies_size(self, policy_id: str, text: str) -> None:
+        bytes_max = self._settings.policies_bytes_max
+        others = (each.text for name, each in self._policies.items() if name != policy_id)
+        size = sum(len(each.encode(errors="surrogatepass")) for each in (text, *others))
+        if size > bytes_max:
+            raise InvalidChange(
+                "text", f"all policies together would be {size} bytes long; at most {bytes_max} are allowed"
+            )
 
 
 def _legible(record: Record, field: str) -> str | None:

@@ -24,7 +24,7 @@ import asyncio
 import enum
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Final, Generic, Protocol, TypeVar
@@ -34,6 +34,8 @@ import msgspec
 from tidings.core.clock import Clock, within
 from tidings.core.errors import TidingsError
 from tidings.core.tasks import cancel_and_wait, finish_or_cancel
+
+from .book import Slicing
 
 if TYPE_CHECKING:
     from tidings.log.record import Record
@@ -45,6 +47,7 @@ logger = logging.getLogger(__name__)
 
 _THROTTLE_S: Final = 0.05
 """The shortest pause of a peer over its rate: it is read in batches then, not message by message."""
+_DONE: Final = object()
 _UNWIND_S_MIN: Final = 1.0
 """The time that work under way gets to end after its connection was closed, however short the deadline."""
 
@@ -283,6 +286,15 @@ class Connection(abc.ABC, Generic[WorkT]):
 
     def rights_changed(self) -> None:
         """Access has changed, and the rights still hold as such: what they allow may differ."""
+
+    def recheck_rights(self) -> Iterator[None]:
+        """
+        Do the same in steps, between which other tasks may run.
+
+        From this call until the last step is done, what is delivered has to be decided when it is delivered.
+        """
+        self.rights_changed()
+        yield
 
     def has_room_again(self) -> None:
         """What was buffered has been sent."""
@@ -562,6 +574,9 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
         self._book = book
         self._book_seq = 0 if book is None else book.seq
         self._connections: dict[ConnectionT, None] = {}
+        self._rechecks: dict[ConnectionT, Iterator[None]] = {}
+        """Connections whose rights are still to be rechecked, since access has changed."""
+        self._is_rechecking = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._sweeper: asyncio.Task[None] | None = None
 
@@ -639,10 +654,36 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
         self._end_all(EndReason.COMMITS_MISSED)
 
     def rights_changed(self) -> None:
-        """Grants, policies or keys have changed."""
+        """
+        Grants, policies or keys have changed.
+
+        Connections that were revoked are closed at once. What the others may still do is rechecked in slices, the first one at once.
+        """
         for connection in self.connections:
             if connection.rights is not None and connection.is_valid():
-                connection.rights_changed()
+                self._rechecks[connection] = connection.recheck_rights()
+        if not self._is_rechecking:
+            self._recheck()
+
+    def _recheck(self) -> None:
+        """Recheck rights until the slice is over."""
+        slicing = None if self._book is None else Slicing(self._book)
+        rechecks = self._rechecks
+        while rechecks:
+            connection, steps = next(iter(rechecks.items()))
+            try:
+                is_done = connection.is_closed or next(steps, _DONE) is _DONE
+            except Exception:
+                logger.exception("rechecking the rights of a connection of %s failed", self.name)
+                connection.end(EndReason.FAILED)
+                is_done = True
+            if is_done and rechecks.get(connection) is steps:
+                del rechecks[connection]
+            if slicing is not None and slicing.is_over():
+                break
+        self._is_rechecking = bool(rechecks)
+        if rechecks:
+            asyncio.get_running_loop().call_soon(self._recheck)
 
     # What connections call
 

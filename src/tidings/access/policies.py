@@ -7,19 +7,23 @@ denies: Cedar itself would pass over it, and it might have been the forbid.
 
 A policy sees who (``principal``, with its roles and client id), what (``action``), to what (``resource``, with its ``name``) and, as
 ``context``, what claims, grants and revocations say. It sees no time: decisions are kept until access changes.
+
+Cedar compares names with literals, with patterns (``like``) and with each other, and knows nothing else about them. So names that no literal
+equals, that match the same patterns and that equal the same other names get the same decision, and Cedar is called once for all of them: see
+``Distinctions``.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Mapping
+from typing import Any, Final, NamedTuple
 
 import cedarpy
 import msgspec
 
-from .context import ADMIN_ROLE, OperationContext
+from .context import OperationContext
 from .errors import InvalidPolicy
 from .resources import Action, Resource, ResourceKind
 
@@ -31,6 +35,10 @@ _NOT_CODE: Final = re.compile(r'"(?:\\.|[^"\\])*"|//[^\n]*', re.DOTALL)
 _BRACKET: Final = re.compile(r"[\[({})\]]")
 _LINK: Final = re.compile(r"::|\.|&&|\|\||[-+*!\[({]|\bif\b")
 _PROBLEMS_MAX: Final = 10
+
+_TOKEN: Final = re.compile(r'//[^\n]*|"(?:\\.|[^"\\])*"|@\s*[A-Za-z_]\w*|[A-Za-z_]\w*', re.DOTALL)
+_ESCAPE: Final = re.compile(r"\\(?:u\{([0-9A-Fa-f]{1,6})\}|x([0-9A-Fa-f]{2})|(.))", re.DOTALL)
+_ESCAPED: Final = {"n": "\n", "r": "\r", "t": "\t", "0": "\0"}
 
 _TYPES: Final = {kind: kind.value.capitalize() for kind in ResourceKind}
 
@@ -73,7 +81,11 @@ class RightsContext(msgspec.Struct, frozen=True):
     """The last record about it is a revocation."""
 
 
-_LookedAt = tuple[bool, Action, str | None, RightsContext]
+_DECISIONS_MAX: Final = 16_384
+"""Decisions that a policy set remembers; with more it forgets all and decides again."""
+_EVALUATION_EFFORT: Final = 60
+_BEARERS_MAX: Final = 1_024
+"""Bearers whose classes a policy set remembers."""
 
 
 class PolicyDecision(msgspec.Struct, frozen=True):
@@ -95,7 +107,132 @@ class Policy(msgspec.Struct, frozen=True):
 
 _SCHEMA: Final = cedarpy.Schema.from_str(SCHEMA)
 
+_WORDS: Final = frozenset(
+    [
+        "permit",
+        "forbid",
+        "when",
+        "unless",
+        "if",
+        "then",
+        "else",
+        "true",
+        "false",
+        "in",
+        "is",
+        "has",
+        "like",
+        "principal",
+        "action",
+        "resource",
+        "context",
+        "Action",
+        "Role",
+        "Subject",
+        "contains",
+        "containsAll",
+        "containsAny",
+        "isEmpty",
+        "id",
+        "clientId",
+        "name",
+        "topic",
+        "group",
+        "claimed",
+        "granted",
+        "revoked",
+    ]
+) | frozenset(_TYPES.values())
+"""What policies may be made of for their names to be classified. Anything else, such as an extension function, and every name is its own class."""
 
+
+class Distinctions:
+    """
+    Which names a set of policies can tell apart.
+
+    Args:
+        texts: The policies, each of which was checked.
+    """
+
+    def __init__(self, texts: Iterable[str]) -> None:
+        literals: set[str] = set()
+        patterns: set[tuple[str, ...]] = set()
+        self.literals: frozenset[str] | None = None
+        """Every string that the policies compare names with; ``None`` if they do more than compare."""
+        for text in texts:
+            before = ""
+            for token in _TOKEN.findall(text):
+                if token.startswith('"'):
+                    if before == "like":
+                        patterns.add(_pattern_of(token[1:-1]))
+                    else:
+                        literals.add("".join(_unescaped(token[1:-1])))
+                elif token.startswith("//"):
+                    continue
+                elif not token.startswith("@") and token not in _WORDS:
+                    return
+                before = token
+        self.literals = frozenset(literals)
+        self._patterns = tuple(sorted(patterns))
+
+    def class_of(self, name: str) -> str | int:
+        """Return the name itself if a policy mentions it, otherwise the set of patterns that it matches."""
+        if self.literals is None or name in self.literals:
+            return name
+        matched = 0
+        for number, pattern in enumerate(self._patterns):
+            if _matches(name, pattern):
+                matched |= 1 << number
+        return matched
+
+
+def _unescaped(text: str, star: str = "*") -> list[str]:
+    """Return the characters of a Cedar string, whose escaped ``*`` is ``star``."""
+    characters: list[str] = []
+    end = 0
+    for escape in _ESCAPE.finditer(text):
+        characters += text[end : escape.start()]
+        code_point, byte, letter = escape.groups()
+        characters.append(
+            chr(int(code_point or byte, 16))
+            if letter is None
+            else star
+            if letter == "*"
+            else _ESCAPED.get(letter, letter)
+        )
+        end = escape.end()
+    return [*characters, *text[end:]]
+
+
+def _pattern_of(text: str) -> tuple[str, ...]:
+    """Return the literal parts of a pattern, between which anything may stand."""
+    parts: list[str] = [""]
+    for character in _unescaped(text, star="**"):
+        if character == "*":
+            parts.append("")
+        else:
+            parts[-1] += "*" if character == "**" else character
+    return tuple(parts)
+
+
+def _matches(name: str, pattern: tuple[str, ...]) -> bool:
+    """Match in one pass: taking the first occurrence of each part leaves the most for the parts behind it."""
+    first, *between = pattern
+    if not between:
+        return name == first
+    last = between.pop()
+    if len(name) < len(first) + len(last) or not name.startswith(first) or not name.endswith(last):
+        return False
+    start, end = len(first), len(name) - len(last)
+    for part in between:
+        at = name.find(part, start, end)
+        if at < 0:
+            return False
+        start = at + len(part)
+    return True
+
+
+@functools.lru_cache(maxsize=16)  # A policy is checked when it is put, and again when its record is applied.
 def check_policy(text: str, *, bytes_max: int) -> Policy:
     """
     A policy's text, if it can be put into force.
@@ -166,21 +303,60 @@ class PolicySet:
             raise InvalidPolicy((str(error),)) from error
         if len(self._set) != len(self._names):
             raise InvalidPolicy(("together they hold other statements than each by itself",))
-        self._settled: dict[_LookedAt, PolicyDecision] | None = None if policies else {}
+        self._distinctions = Distinctions(policy.text for policy in everything.values())
+        self._decisions: dict[Any, PolicyDecision] = {}
+        self._bearers: dict[Any, _Bearer] = {}
+        self.evaluation_count = 0
+        """Calls of the policy engine."""
+        self.evaluation_effort = _EVALUATION_EFFORT + len(self._names)
+        """About how many microseconds one call takes; so work can be cut into slices without a clock."""
 
     def decide(
         self, context: OperationContext, action: Action, resource: Resource, standpoint: RightsContext
     ) -> PolicyDecision:
-        """Whether whoever is asking may do this."""
-        if self._settled is None or not _is_ascii(context, resource):
-            return self._ask(context, action, resource, standpoint)
-        # The built-in policies look at nothing else: what was decided for one holds for all who are alike in this.
-        reserved = resource.name if resource.kind == ResourceKind.TOPIC and resource.name in _RESERVED else None
-        looked_at = (ADMIN_ROLE in context.claims.roles, action, reserved, standpoint)
-        decision = self._settled.get(looked_at)
+        """Return the decision for one request; Cedar is called once for all requests that the policies cannot tell apart."""
+        bearer = self._bearer_of(context)
+        if bearer is None or not _is_encodable(resource.name):
+            return self._ask(context, action, resource, standpoint)  # Cedar cannot read it, and so denies.
+        key = (action, bearer.key, self._class_of(bearer, resource), standpoint)
+        decision = self._decisions.get(key)
         if decision is None:
-            decision = self._settled[looked_at] = self._ask(context, action, resource, standpoint)
+            decision = self._ask(context, action, resource, standpoint)
+            if len(self._decisions) >= _DECISIONS_MAX:
+                self._decisions.clear()
+            self._decisions[key] = decision
         return decision
+
+    def _bearer_of(self, context: OperationContext) -> _Bearer | None:
+        given = (context.subject, context.client_id, context.claims.roles)
+        bearer = self._bearers.get(given)
+        if bearer is None:
+            names = (context.subject, context.client_id or "", *context.claims.roles)
+            if not all(map(_is_encodable, names)):
+                return None
+            class_of, literals = self._distinctions.class_of, self._distinctions.literals
+            key = (
+                class_of(context.subject),
+                None if context.client_id is None else class_of(context.client_id),
+                context.subject == context.client_id,
+                context.claims.roles if literals is None else context.claims.roles & literals,
+            )
+            bearer = _Bearer(key, context.subject, context.client_id)
+            if len(self._bearers) >= _BEARERS_MAX:
+                self._bearers.clear()
+            self._bearers[given] = bearer
+        return bearer
+
+    def _class_of(self, bearer: _Bearer, resource: Resource) -> tuple[Any, ...]:
+        """Return what the policies can see of a resource: its kind, the classes of its names, and which of them equal the bearer's."""
+        kind, name = resource
+        class_of, subject, client_id = self._distinctions.class_of, bearer.subject, bearer.client_id
+        if kind != ResourceKind.GROUP:
+            return (kind, class_of(name), name == subject, name == client_id)
+        topic_name, _, group = name.partition("/")
+        names = (name, topic_name, group)
+        same = tuple(each == other for each in names for other in (subject, client_id))
+        return (kind, *map(class_of, names), *same, name == topic_name, name == group, topic_name == group)
 
     def _ask(
         self, context: OperationContext, action: Action, resource: Resource, standpoint: RightsContext
@@ -201,6 +377,7 @@ class PolicySet:
             "resource": target,
             "context": msgspec.to_builtins(standpoint),
         }
+        self.evaluation_count += 1
         try:
             answer = cedarpy.is_authorized(request, self._set, entities)
         except (ValueError, TypeError) as error:
@@ -213,10 +390,23 @@ class PolicySet:
         return self._names[int(reason.removeprefix("policy"))]
 
 
-def _is_ascii(context: OperationContext, resource: Resource) -> bool:
-    """Whether there is nothing in the names that Cedar could refuse to read, and so deny."""
-    names = (context.subject, context.client_id or "", resource.name, *context.claims.roles)
-    return all(map(str.isascii, names))
+class _Bearer(NamedTuple):
+    """The caller, as policies see it."""
+
+    key: tuple[Any, ...]
+    subject: str
+    client_id: str | None
+
+
+def _is_encodable(name: str) -> bool:
+    """Return whether Cedar can read the name: it must have no lone surrogate."""
+    if name.isascii():
+        return True
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _entities_of(resource: Resource, target: dict[str, str]) -> list[dict[str, Any]]:

@@ -58,6 +58,8 @@ class AccessSettings(Settings, frozen=True, kw_only=True):
     that everything is denied."""
     policies_count_max: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 256
     """Stored policies. Further ones are refused; if one is found in the log, everything is denied."""
+    policies_bytes_max: Annotated[int, msgspec.Meta(ge=64, le=1 << 24)] = 131_072
+    """The texts of all stored policies together; a further one is refused. Each decision takes longer with more of them."""
     policy_bytes_max: Annotated[int, msgspec.Meta(ge=64, le=65_536)] = 16_384
     """The text of one policy."""
 

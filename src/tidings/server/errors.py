@@ -291,6 +291,17 @@ class UnsupportedMedia(ApiError):
         )
 
 
+class TooManyPartitions(ApiError):
+    """The events of a request name more partitions than one request may; none was stored."""
+
+    code = "api.too_many_partitions"
+    status = 413
+    hint = "send the events in several requests; the limit is the setting api.partitions_count_max"
+    text = "the events of the request name {count} partitions; at most {count_max} are allowed"
+    count: int
+    count_max: int
+
+
 class TooManyEvents(ApiError):
     """A request has more events than one may have; none was stored."""
 

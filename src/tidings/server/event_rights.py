@@ -19,7 +19,7 @@ otherwise everybody could write what others seem to have done.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 import msgspec
@@ -30,11 +30,11 @@ from tidings.access.audit import AUDIT_TOPIC
 from tidings.access.authentication import Authenticator
 from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden
-from tidings.access.resources import Action, actor, normal, partition
+from tidings.access.resources import Action, Resource, actor, normal, partition, space, topic
 from tidings.access.visibility import ReadScope, may_read, may_read_of_topic
 from tidings.bus.delayed import SCHEDULE_TOPIC, held_content, holds_event
 from tidings.bus.store import DeadLetter
-from tidings.core.events import Actor, Event
+from tidings.core.events import Actor, Event, EventMeta
 from tidings.core.names import check_space, check_topic
 from tidings.ledger.records import LEDGER_TOPIC
 from tidings.log.interface import Authorise
@@ -105,6 +105,57 @@ def require_publish_by(capsule: Capsule, event: Event) -> None:
     _require_actor(capsule, meta.actor)
 
 
+def publish_questions(event: Event) -> Iterator[tuple[Action, Resource]]:
+    """Yield the rights that publishing an event takes, for ``Capsule.decide_ahead``."""
+    meta = event.meta
+    yield Action.PUBLISH, topic(str(meta.topic))
+    yield Action.PUBLISH, space(str(meta.space_id))
+    for name in meta.partitions:
+        yield Action.PUBLISH, partition(name)
+
+
+class PublishRights:
+    """
+    The rights of one publisher on the events of one request.
+
+    Args:
+        authenticator: Checks whether the token is still valid.
+        capsule: The publisher's rights.
+    """
+
+    def __init__(self, authenticator: Authenticator, capsule: Capsule) -> None:
+        self._authenticator = authenticator
+        self._capsule = capsule
+        self._allowed: dict[int, tuple[EventMeta, tuple[object, ...], int]] = {}
+
+    def allow(self, event: Event) -> None:
+        """
+        Make sure that an event may be published, now, and remember that.
+
+        Raises:
+            As ``require_publish``.
+        """
+        require_publish(self._authenticator, self._capsule, event)
+        meta = event.meta
+        asked = meta.topic, meta.space_id, meta.partitions, self._capsule.subject
+        self._allowed[id(meta)] = meta, asked, self._capsule.version
+
+    def authorise(self, event: Event) -> None:
+        """
+        Make sure of it again, when the log accepts the event: its rights are decided again only if access or the event has changed.
+
+        Raises:
+            As ``require_publish``.
+        """
+        meta = event.meta
+        allowed, asked, version = self._allowed.get(id(meta), (None, (), -1))
+        is_same = allowed is meta and asked == (meta.topic, meta.space_id, meta.partitions, meta.actor)
+        if is_same and version == self._capsule.version:
+            self._authenticator.check(self._capsule)  # Time goes on, whatever else stays.
+        else:
+            require_publish(self._authenticator, self._capsule, event)
+
+
 def publish_right(authenticator: Authenticator, capsule: Capsule, event: Event) -> Authorise:
     """
     Make sure that an event may be published, now; the answer makes sure of it again, when the log accepts it. All rights are gone through
@@ -113,18 +164,9 @@ def publish_right(authenticator: Authenticator, capsule: Capsule, event: Event) 
     Raises:
         As ``require_publish``, which both do.
     """
-    require_publish(authenticator, capsule, event)
-    meta, version = event.meta, capsule.version
-    asked = meta.topic, meta.space_id, meta.partitions, capsule.subject
-
-    def authorise(accepted: Event) -> None:
-        meta = accepted.meta
-        if capsule.version == version and (meta.topic, meta.space_id, meta.partitions, meta.actor) == asked:
-            authenticator.check(capsule)  # time goes on, whatever else stays
-        else:
-            require_publish(authenticator, capsule, accepted)
-
-    return authorise
+    rights = PublishRights(authenticator, capsule)
+    rights.allow(event)
+    return rights.authorise
 
 
 def _require_actor(capsule: Capsule, given: str | Actor | Mapping[str, object] | None) -> None:

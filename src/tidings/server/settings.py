@@ -41,6 +41,8 @@ class ApiSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
 
     events_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
     """Events in one request; with more the request is refused as a whole, before anything is stored."""
+    partitions_count_max: Annotated[int, msgspec.Meta(ge=64, le=1_000_000)] = 4_096
+    """Different partitions that the events of one request may name; with more the request is refused as a whole."""
     page_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 1_000
     """Events on one page; who asks for more gets this many."""
     page_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=1 << 28)] = 4 << 20

@@ -56,6 +56,10 @@ class Hub:
         else:
             self._names.pop(subscriber, None)
 
+    def names_of(self, subscriber: BroadcastListener) -> frozenset[str]:
+        """Return what a connection is subscribed to."""
+        return self._names.get(subscriber, ("", frozenset()))[1]
+
     def remove(self, subscriber: BroadcastListener) -> None:
         """A connection is gone."""
         topic, names = self._names.pop(subscriber, ("", frozenset()))

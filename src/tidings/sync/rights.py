@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden, TokenExpired
 from tidings.access.resources import Action, partition, project
@@ -34,6 +36,15 @@ class ClientRights:
         """Whether the token or its subject was revoked altogether."""
         return self._capsule.is_revoked
 
+    @property
+    def version(self) -> int:
+        """What was decided holds while this stays the same, until the token expires."""
+        return self._capsule.version
+
+    async def decide_ahead(self, action: Action, names: Iterable[str]) -> None:
+        """Decide about many partitions in slices, between which other tasks run."""
+        await self._capsule.decide_ahead((action, partition(name)) for name in names)
+
     def may_sync(self, scope: Scope) -> bool:
         """Whether it may read events of this project, and of all these partitions."""
         return self._may(Action.SYNC, scope)
@@ -42,16 +53,21 @@ class ClientRights:
         """Whether it may write events to this project, and to all these partitions."""
         return self._may(Action.SUBMIT, scope)
 
-    def require_submit(self, scope: Scope, now_ns: int) -> None:
+    def require_submit(self, scope: Scope, now_ns: int, *, as_of: int | None = None) -> None:
         """
         Make sure that it may write there now.
+
+        Args:
+            scope: Where.
+            now_ns: The time.
+            as_of: The ``version`` at which it was allowed to; the scope is decided again only if that has changed.
 
         Raises:
             TokenExpired, Forbidden: It may not.
         """
         if self.expires_at_ns is not None and now_ns >= self.expires_at_ns:
             raise TokenExpired(self.expires_at_ns)
-        if not self.may_submit(scope):
+        if as_of != self.version and not self.may_submit(scope):
             resource = partition(scope.partitions[0]) if scope.project is None else project(scope.project)
             raise Forbidden(self.subject, Action.SUBMIT, resource)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import weakref
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Iterable, Iterator, Sequence
 from typing import Final
 
 import orjson
@@ -88,11 +88,13 @@ class SyncConnection(Connection[Admit | Submit | ReadPage]):
         self.session.gone()
         self._service.left(self)
 
-    def rights_changed(self) -> None:
+    def recheck_rights(self) -> Iterator[None]:
         """What it may no longer hear of ends; what it may hear again resumes."""
-        session = self.session
-        heard = session.subscriptions
-        effects = session.rights_changed(self._service.now_ms())
+        return self._carry_out_recheck(self.session.recheck_rights(self._service.now_ms))
+
+    def _carry_out_recheck(self, steps: Generator[None, None, list[Effect]]) -> Iterator[None]:
+        effects = yield from steps
+        session, heard = self.session, self._service.hub.names_of(self)
         if session.subscriptions != heard and session.dialect is not None:
             self._service.hub.subscribe(self, session.dialect.topic, session.subscriptions)
         self.carry_out(effects)
@@ -168,6 +170,8 @@ class SyncConnection(Connection[Admit | Submit | ReadPage]):
         service, session = self._service, self.session
         requests = self._with_what_waits(work.request)
         try:
+            for each in requests:
+                await session.decide_ahead(each)
             answers = iter(
                 await service.submitter.submit(session, [item for each in requests for item in each.items], self)
             )
@@ -207,6 +211,7 @@ class SyncConnection(Connection[Admit | Submit | ReadPage]):
         # Everything committed before the request is delivered, and its revocations are in force, before rights are checked.
         delivered = service.log.position.seq
         await service.reached(delivered)
+        await session.decide_ahead(request)
         plan = session.plan_page(request, max(delivered, service.hub.seq), service.now_ms())
         if not isinstance(plan, PagePlan):
             self.carry_out(plan)

@@ -10,9 +10,11 @@ done one at a time, in the order asked for, and its outcome comes back through `
 
 from __future__ import annotations
 
+from collections.abc import Callable, Generator
 from typing import Any, Final
 
 from tidings.access.endpoint import EndReason
+from tidings.access.resources import Action
 from tidings.log.record import Record
 from tidings.wire.sync_frames import CloseCode, ItemError, MalformedFrame, UnknownMessageType, UnsupportedVersion
 
@@ -45,6 +47,8 @@ from .rights import ClientRights
 from .settings import SyncSettings
 
 SUPPORTED_VERSIONS: Final = ["1.0"]
+_AT_ONCE_MAX: Final = 64
+"""Names that are decided when a message comes in."""
 _ENDINGS: Final = {
     EndReason.STOPPING: (CloseCode.RESTART, "the server is stopping"),
     EndReason.FULL: (CloseCode.TRY_AGAIN_LATER, "too many connections"),
@@ -79,8 +83,10 @@ class SyncSession:
     """
 
     __slots__ = (
+        "_authorised_version",
         "_cycle",
         "_frames_made",
+        "_is_rechecking",
         "_wanted",
         "client_id",
         "dialect",
@@ -107,6 +113,10 @@ class SyncSession:
         self.subscriptions: frozenset[str] = frozenset()
         """What it gets broadcasts of: partitions, or the project."""
         self._wanted: frozenset[str] = frozenset()
+        self._is_rechecking = False
+        """Whether access has changed and it is not decided yet what that takes away."""
+        self._authorised_version: int | None = None
+        """The state of access for which the batch that is stored now was authorised."""
         """What it has asked for, and gets as long as its rights allow it."""
         self.load = ClientLoad()
         """Of its client; the service gives the connections of one client the same."""
@@ -277,6 +287,7 @@ class SyncSession:
             if user_id is not None and item.user_id is not None and not is_client(item.user_id, user_id):
                 _forbid(item, "userId", "is not the token's")
         asked: dict[Scope, bool] = {}
+        self._authorised_version = rights.version
         for item in items:
             # What cannot be read is in no scope, and rejected for that.
             scope = item.scope or Scope(self.project)
@@ -293,7 +304,8 @@ class SyncSession:
         Raises:
             TokenExpired, Forbidden: It may not.
         """
-        self._rights.require_submit(item.scope or Scope(self.project), now_ns)
+        scope = item.scope or Scope(self.project)
+        self._rights.require_submit(scope, now_ns, as_of=self._authorised_version)
 
     def forbid(self, item: SubmittedItem) -> None:
         """Note that an item may not be submitted."""
@@ -330,10 +342,21 @@ class SyncSession:
         names = self._names(dialect, request)
         if isinstance(names, str):
             return self._fail(dialect, request.msg_id, "bad_request", names, None, now_ms)
-        refused = self._refused(names[0] + (names[1] or ()))
-        if refused:
+        asked = names[0] + (names[1] or ())
+        # What is refused for one name is refused at once; many names are decided in slices, before the page is planned.
+        if len(asked) <= _AT_ONCE_MAX and (refused := self._refused(asked)):
             return self._refuse_sync(request, refused, now_ms)
         return [ReadPage(request)]
+
+    async def decide_ahead(self, request: SyncRequest | SubmitRequest) -> None:
+        """Decide about the partitions of a request in slices, so that what follows does not hold up other tasks."""
+        if isinstance(request, SubmitRequest):
+            names = [name for item in request.items if item.scope is not None for name in item.scope.partitions]
+            await self._rights.decide_ahead(Action.SUBMIT, names)
+        elif not self._spoken.is_by_project:
+            settled = self._names(self._spoken, request)
+            if not isinstance(settled, str):
+                await self._rights.decide_ahead(Action.SYNC, settled[0] + (settled[1] or ()))
 
     def _refuse_sync(self, request: SyncRequest, names: list[str], now_ms: int) -> list[Effect]:
         """The cycle ends here, and with it the holding back of broadcasts: there will be no last page."""
@@ -441,7 +464,13 @@ class SyncSession:
 
         Partitions were asked for by their own names, and are allowed if the name is. A project has partitions within it.
         """
-        return scope.project is None or self._rights.may_sync(Scope(self.project, scope.partitions))
+        if scope.project is not None:
+            return self._rights.may_sync(Scope(self.project, scope.partitions))
+        if not self._is_rechecking:
+            return True
+        return any(
+            self._rights.may_sync(Scope(None, (name,))) for name in self.subscriptions.intersection(scope.partitions)
+        )
 
     def history_pruned(self, request: SyncRequest, through_seq: int, now_ms: int) -> list[Effect]:
         """For dialects that have no word for a gap: refuse, loudly, instead of passing over it."""
@@ -459,13 +488,29 @@ class SyncSession:
 
     # Rights and time
 
-    def rights_changed(self, now_ms: int) -> list[Effect]:
-        """The access book changed: what is no longer allowed ends now, and the client is informed. What is allowed again goes on."""
-        if self.state is not SessionState.ACTIVE:
-            return []
+    def recheck_rights(self, now_ms: Callable[[], int]) -> Generator[None, None, list[Effect]]:
+        """
+        The access book changed: what is no longer allowed ends, and the client is informed. What is allowed again goes on.
+
+        The steps decide one name each, and return the effects; from this call until then ``may_see`` decides for each record.
+        """
+        self._is_rechecking = True
+        return self._recheck_steps(now_ms)
+
+    def _recheck_steps(self, now_ms: Callable[[], int]) -> Generator[None, None, list[Effect]]:
+        refused: list[str] = []
+        for name in sorted(self._wanted):
+            if self.state is not SessionState.ACTIVE:
+                return []
+            refused += self._refused((name,))
+            yield
+        return self._rechecked(refused, now_ms()) if self.state is SessionState.ACTIVE else []
+
+    def _rechecked(self, refused: list[str], now_ms: int) -> list[Effect]:
         dialect = self._spoken
         heard = self.subscriptions
-        self.subscriptions = self._wanted.difference(self._refused(self._wanted))
+        self._is_rechecking = False
+        self.subscriptions = self._wanted.difference(refused)
         lost = sorted(heard - self.subscriptions, key=str.encode)
         if not lost:
             return []

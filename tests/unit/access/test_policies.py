@@ -6,9 +6,11 @@ import subprocess
 import sys
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.unit.access.support import bearer
-from tidings.access.context import OperationContext
+from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.errors import InvalidPolicy
 from tidings.access.policies import PolicySet, RightsContext, check_policy
 from tidings.access.resources import Action, Resource, ResourceKind, node, partition, topic
@@ -20,6 +22,9 @@ REVOKED = RightsContext(claimed=True, granted=False, revoked=True)
 ADMIN = bearer("root", roles=frozenset({"admin"}))
 EDITOR = bearer("eve", roles=frozenset({"editor"}))
 ALICE = bearer()
+FORBID_EVEN = (
+    "forbid (principal, action, resource) when {" + " || ".join(f'resource.name like "*{n}"' for n in "02468") + "};"
+)
 
 
 def policy_set(*texts: str, is_open: bool = False) -> PolicySet:
@@ -227,3 +232,56 @@ print("alive")
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
 
     assert (done.returncode, done.stdout) == (0, "alive\n")
+
+
+_TEXTS = [
+    'permit (principal, action, resource) when { resource.name like "a*b" };',
+    'permit (principal, action, resource is Group) when { resource.topic like "a*" && resource.group == "b" };',
+    'forbid (principal, action == Action::"read", resource) when { resource.name == principal.id };',
+    'permit (principal in Role::"b", action, resource in Topic::"a");',
+    'permit (principal, action, resource) when { principal has clientId && principal.clientId like "*b*" };',
+    'permit (principal, action, resource) when { ["a/b", "\\u{61}b"].contains(resource.name) };',
+    'forbid (principal, action, resource) when { resource.name like "*\\\\**" }; // "a" like',
+    "permit (principal, action, resource is Group) when { resource.topic == resource.group };",
+    '@note("ab") permit (principal == Subject::"a", action, resource) when { resource.name like "*" };',
+    'permit (principal, action, resource) when { {a: resource.name} == {a: "b"} };',
+]
+_NAMES = st.text(alphabet="ab*/", max_size=4)
+
+
+@given(
+    st.sets(st.sampled_from(_TEXTS), max_size=4),
+    st.lists(
+        st.tuples(_NAMES, st.none() | _NAMES, st.frozensets(_NAMES, max_size=2), st.sampled_from(ResourceKind), _NAMES),
+        max_size=12,
+    ),
+)
+def test_one_decision_for_names_that_policies_cannot_tell_apart(
+    texts: set[str],
+    requests: list[tuple[str, str | None, frozenset[str], ResourceKind, str]],
+) -> None:
+    """Whatever was decided before, each request gets the decision that a policy set makes that was never asked."""
+    asked_before = policy_set(*sorted(texts))
+    for subject, client_id, roles, kind, name in requests:
+        who = OperationContext(subject, client_id, claims=TokenClaims(roles=roles))
+        asked = (who, Action.READ, Resource(kind, name), NOTHING)
+        assert asked_before.decide(*asked) == policy_set(*sorted(texts)).decide(*asked)
+
+
+@pytest.mark.parametrize("letter", ["p", "é"])
+def test_the_policy_engine_is_called_once_for_names_alike(letter: str) -> None:
+    """10,000 names of which a policy mentions one and five patterns match half: seven calls, whatever the names are made of."""
+    policies = policy_set(f'forbid (principal, action, resource == Partition::"{letter}7");', FORBID_EVEN)
+    for number in range(10_000):
+        decision = policies.decide(ALICE, Action.READ, partition(f"{letter}{number}"), CLAIMED)
+        assert decision.is_allowed == (number != 7 and number % 2 == 1)
+    assert policies.evaluation_count == 7
+
+
+@pytest.mark.parametrize(("count", "calls"), [(1, 1), (10, 10)])
+def test_policies_that_do_more_than_compare_are_asked_for_each_name(count: int, calls: int) -> None:
+    """Where it is not known what a policy can tell apart, no two names are taken to be alike."""
+    policies = policy_set('permit (principal, action, resource) when { ip("127.0.0.1").isLoopback() };')
+    for number in range(count):
+        assert policies.decide(ALICE, Action.READ, partition(f"p{number}"), NOTHING).is_allowed
+    assert policies.evaluation_count == calls

@@ -8,8 +8,7 @@ refused. Many are answered together with 200, and each has its verdict; one that
 from __future__ import annotations
 
 import asyncio
-import functools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Annotated, Final, TypedDict, TypeVar
 
@@ -35,8 +34,8 @@ from tidings.wire.events import (
 )
 
 from ..delayed_rights import cancel_delayed, may_cancel, publisher_of
-from ..errors import BadRequest, TooManyEvents, TooManyPublishes, UnsupportedMedia
-from ..event_rights import publish_right, require_publish
+from ..errors import BadRequest, TooManyEvents, TooManyPartitions, TooManyPublishes, UnsupportedMedia
+from ..event_rights import PublishRights, publish_questions, publish_right, require_publish
 from ..services import refuse_when_full
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
 from .operations import JSON, NDJSON, ApiOperation, Call, OneOf, json_answer
@@ -45,6 +44,8 @@ _LOOKED_AT_MAX: Final = 1_000
 """Delayed events that one page looks at."""
 Draft = Event | TidingsError
 _T = TypeVar("_T")
+_SLICE_PARTITIONS_MAX: Final = 2_048
+"""Partitions that the events stored together name; their rights may have to be decided again in one step."""
 _ALL_FAIL: Final = (StorageFull, LogFenced, LogClosed, ReadOnlyLog, BusClosed)
 """What is not one event's own fault: the request as a whole is to be tried again."""
 
@@ -316,13 +317,21 @@ def _require(call: Call, event: Event) -> None:
 
 
 async def _publish_many(call: Call, drafts: list[Draft], when: When) -> Response:
-    drafts = [_permitted(call, draft) for draft in drafts]
-    events = [draft for draft in drafts if isinstance(draft, Event)]
-    stored = iter(await _store(call, events, when))
-    verdicts = [
-        _shown(index, draft, next(stored) if isinstance(draft, Event) else Refused(draft))
-        for index, draft in enumerate(drafts)
-    ]
+    count_max = call.api.settings.partitions_count_max
+    count = len({name for draft in drafts if isinstance(draft, Event) for name in draft.meta.partitions})
+    if count > count_max:
+        raise TooManyPartitions(count, count_max)
+    rights = PublishRights(call.api.services.authenticator, call.capsule)
+    questions = (each for draft in drafts if isinstance(draft, Event) for each in publish_questions(draft))
+    await call.capsule.decide_ahead(questions)
+    verdicts: list[ItemVerdict] = []
+    for start, end in _slices(drafts):
+        permitted = [_permitted(rights, draft) for draft in drafts[start:end]]
+        stored = iter(await _store(call, rights, [draft for draft in permitted if isinstance(draft, Event)], when))
+        verdicts += [
+            _shown(index, draft, next(stored) if isinstance(draft, Event) else Refused(draft))
+            for index, draft in enumerate(permitted, start)
+        ]
     counts = {name: sum(each.verdict == name for each in verdicts) for name in ("appended", "duplicate", "refused")}
     epoch = call.api.services.log.position.epoch
     if call.accepts(JSON, NDJSON) == NDJSON:
@@ -331,18 +340,30 @@ async def _publish_many(call: Call, drafts: list[Draft], when: When) -> Response
     return json_answer(PublishedMany(**counts, epoch=epoch, verdicts=verdicts))
 
 
-def _permitted(call: Call, draft: Draft) -> Draft:
+def _slices(drafts: Sequence[Draft]) -> Iterator[tuple[int, int]]:
+    """Cut events into runs that name a bounded number of partitions: other tasks run while each is stored. Most requests are one run."""
+    start = count = 0
+    for index, draft in enumerate(drafts):
+        named = len(tuple(draft.meta.partitions)) if isinstance(draft, Event) else 0
+        if count and count + named > _SLICE_PARTITIONS_MAX:
+            yield start, index
+            start, count = index, 0
+        count += named
+    if drafts:
+        yield start, len(drafts)
+
+
+def _permitted(rights: PublishRights, draft: Draft) -> Draft:
     if isinstance(draft, Event):
         try:
-            _require(call, draft)
+            rights.allow(draft)
         except TidingsError as error:
             return error
     return draft
 
 
-async def _store(call: Call, events: list[Event], when: When) -> Sequence[Verdict]:
-    bus, timeout_s = call.api.services.bus, call.api.settings.publish_timeout_s
-    authorise = functools.partial(_require, call)
+async def _store(call: Call, rights: PublishRights, events: list[Event], when: When) -> Sequence[Verdict]:
+    bus, timeout_s, authorise = call.api.services.bus, call.api.settings.publish_timeout_s, rights.authorise
     if not when and not any(bus.get_subscriptions(topic) for topic in {str(event.meta.topic) for event in events}):
         return await bus.publish_many(events, timeout_s=timeout_s, authorise=authorise)
 
