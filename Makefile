@@ -10,6 +10,7 @@ PYTHON ?= python3
 PYTEST_ARGS ?=
 PYTEST_PROCESSES ?= 3
 BENCH_ARGS ?=
+SOAK_ARGS ?=
 RUN_ARGS ?=
 
 VENV := .venv
@@ -31,7 +32,7 @@ unexport PYTHONPATH PYTHONHOME PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help setup run test test-docs lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check docs clean distclean
+.PHONY: help setup run test test-docs lint ruff mypy contracts fmt collection unit heavy bench conformance conformance-check docs soak clean distclean
 
 help:
 	@echo "make run          a node with demo events and tokens until Ctrl-C; beside it Spark is set up and the pipeline runs; again: goes on"
@@ -41,6 +42,7 @@ help:
 	@echo "make heavy        the crash loops, and all that is too long for every run"
 	@echo "make test-docs    all that the pages say, done as it is written, twice; a new clone, the site, other versions of Python"
 	@echo "make bench        the benchmarks"
+	@echo "make soak         an hour of mixed load on a node: memory, descriptors and disk must stay flat (SOAK_ARGS=\"--minutes 5\")"
 	@echo "make conformance  rewrite docs/conformance.md and docs/bounds.md from the tests' marks, and the reference from the code"
 	@echo "make docs         the pages as a site with search, in build/docs; needs neither the rest of the set-up nor, once made, a network"
 	@echo "make clean        remove caches, build products, the demo workspace"
@@ -119,6 +121,9 @@ $(BENCH_STAMP): requirements/bench.txt $(STAMP)
 
 bench: $(BENCH_STAMP) $(NODE_STAMP)
 	$(BIN)/python -m benchmarks $(BENCH_ARGS)
+
+soak: $(STAMP)
+	$(BIN)/python -m benchmarks.soak $(SOAK_ARGS)
 
 conformance: $(STAMP)
 	$(BIN)/python -m tools.conformance
