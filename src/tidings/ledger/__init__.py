@@ -5,6 +5,7 @@ from tidings.happenings.variants import HealthStatus
 from .admins import Admin
 from .catalogue import Catalogue, load_catalogue, parse_catalogue
 from .commands import Command, CommandOutcome
+from .composing import ProjectionScope
 from .errors import ErrorClass, LedgerError, PluginFailure
 from .following import SubjectSubscription, SubjectUpdate
 from .handlers import (
@@ -21,7 +22,6 @@ from .handlers import (
 from .ledger import Ledger, open_ledger
 from .paging import ListPage
 from .plugins import CustodyHandle, Plugin
-from .projections import ProjectionScope
 from .relations import WalkDirection
 from .settings import LedgerSettings
 from .state import LedgerState, Part

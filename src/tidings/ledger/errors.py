@@ -528,3 +528,15 @@ class InvalidPageCursor(LedgerError):
     text = "{cursor!r} is no cursor of this list"
     hint = "start without a cursor; then use the one that came with each page"
     cursor: str
+
+
+class ProjectionTooLarge(LedgerError):
+    """A projection is larger than a remote caller may have."""
+
+    code = "ledger.projection_too_large"
+    error_class = ErrorClass.RESOURCE_EXHAUSTED
+    subclass = "answer_too_large"
+    text = "the projection of {canonical_id!r} is larger than {bytes_max} bytes"
+    hint = "lower `max_depth` or `max_visits`, or raise the setting `steward.projection_bytes_max`"
+    canonical_id: str
+    bytes_max: int

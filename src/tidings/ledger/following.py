@@ -25,7 +25,7 @@ from .errors import AliasChainForked, AliasChainUnresolved, UnknownSubject
 from .subjects import Described
 
 if TYPE_CHECKING:
-    from .projections import SubjectProjection
+    from .composing import SubjectProjection
 
 Look = Callable[[str], "Awaitable[tuple[Described, SubjectProjection | None]]"]
 """What an id stands for, and the subject's projection if it is that of one, at one moment."""

@@ -19,9 +19,9 @@ import contextlib
 import logging
 import uuid
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, TypeVar
+from typing import TYPE_CHECKING, Any, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -72,6 +72,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_SlicedRead: TypeAlias = "tuple[Callable[[LedgerState], Generator[None, None, Any]], asyncio.Future[Any]]"
 _SEQ_BLOCK: Final = 1000
 """Seqs that are written down as used at once, for plain emits."""
 _RETRY_S: Final = 1.0
@@ -213,6 +214,7 @@ class Ledger:
         self._queue: deque[CommandRequest] = deque()
         self._waiting_count = 0
         self._reads: deque[Callable[[], None]] = deque()
+        self._sliced_reads: deque[_SlicedRead] = deque()
         self._wake: asyncio.Future[None] | None = None
         self._room_waiters: deque[asyncio.Future[None]] = deque()
         self._taken: list[Slice] = []
@@ -419,6 +421,27 @@ class Ledger:
         self._notify()
         return await answer
 
+    async def read_in_slices(self, look: Callable[[LedgerState], Generator[None, None, _T]]) -> _T:
+        """
+        Look at the state, all of which is durable, in slices: commands wait until ``look`` ends, and everything else continues.
+
+        One such read runs at a time. Commands that wait are executed between two of them, so neither can hold up the other for long.
+
+        Args:
+            look: Takes out of the state what is wanted, and yields after about a millisecond's work. It must not change anything,
+                nor keep a part.
+
+        Raises:
+            LedgerUnavailable: There is no state at the moment.
+            LedgerClosed: The ledger was closed.
+        """
+        if self._has_ended:
+            raise LedgerClosed
+        answer: asyncio.Future[_T] = self._loop.create_future()
+        self._sliced_reads.append((look, answer))
+        self._notify()
+        return await answer
+
     async def trim_history(self) -> int:
         """
         Let go of the history that the settings no longer keep, now instead of at the janitor's next turn.
@@ -534,6 +557,9 @@ class Ledger:
             # Whatever ends the task (it is cancelled, or the program is), nobody may wait for it for ever.
             self._lose_state(error)
             self._has_ended = True
+            for _, reading in self._sliced_reads:
+                if not reading.done():
+                    reading.set_exception(self._unavailable())
             self._refuse(
                 [*self._taken, *((each, each.commands[each.taken :]) for each in self._queue)], self._unavailable()
             )
@@ -542,21 +568,43 @@ class Ledger:
 
     async def _serve_all(self) -> None:
         while True:
-            while not self._queue and not (self._reads and self._state is None):
+            while not self._queue and not self._sliced_reads and not (self._reads and self._state is None):
                 if self._has_ended:
                     return
                 self._wake = self._loop.create_future()
                 await self._wake
                 self._wake = None
-            self._is_busy = True
-            try:
-                await self._serve()
-            except Exception as error:
-                logger.exception("the ledger failed; its state is made again")
-                self._lose_state(error)
-            finally:
-                self._is_busy = False
-            self._run_reads()
+            if self._queue or self._state is None:
+                self._is_busy = True
+                try:
+                    await self._serve()
+                except Exception as error:
+                    logger.exception("the ledger failed; its state is made again")
+                    self._lose_state(error)
+                finally:
+                    self._is_busy = False
+                self._run_reads()
+            if self._sliced_reads:
+                await self._run_sliced_read(*self._sliced_reads[0])
+                self._sliced_reads.popleft()
+
+    async def _run_sliced_read(
+        self, look: Callable[[LedgerState], Generator[None, None, Any]], answer: asyncio.Future[Any]
+    ) -> None:
+        """Go through one read. The state is durable and does not change meanwhile, so plain reads need not wait."""
+        if answer.done():
+            return
+        try:
+            if self._state is None:
+                raise self._unavailable()
+            steps = look(self._state)
+            while not answer.done():
+                next(steps)
+                await asyncio.sleep(0)
+        except StopIteration as end:
+            answer.set_result(end.value)
+        except Exception as error:  # noqa: BLE001 - it is the caller's
+            answer.set_exception(error)
 
     def _run_reads(self) -> None:
         while self._reads:

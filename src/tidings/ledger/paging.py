@@ -91,7 +91,9 @@ class KeyOrder(Generic[Key]):
         assert self._runs is not None
         runs = [*self._runs, self._fresh]
         begins = [0 if last is None else bisect_right(run, last) for run in runs]
-        ordered = heapq.merge(*(islice(run, begin, None) for run, begin in zip(runs, begins, strict=True)))
+        # By index: ``islice`` would go through all that comes before, which is half of all keys.
+        rests = (map(run.__getitem__, range(begin, len(run))) for run, begin in zip(runs, begins, strict=True))
+        ordered = heapq.merge(*rests)
         present = (key for key, _ in groupby(ordered) if key in self._store)
         return list(islice(present, count))
 

@@ -14,7 +14,7 @@ import enum
 from bisect import bisect_left, insort
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, repeat
+from itertools import chain, islice, repeat
 from typing import Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
@@ -24,7 +24,8 @@ from tidings.happenings.variants import SuppressionRecord
 from .paging import KeyOrder
 
 WALK_VISITS: Final = 1000
-
+_RUN_COUNT: Final = 4096
+_SHORT_COUNT: Final = 64
 
 RelationKey = tuple[str, str, str]
 """A triple as the graph keeps it. A plain tuple of texts costs the garbage collector nothing, a named one does."""
@@ -201,6 +202,28 @@ class _Direction:
             self._orders[subject_id] = order
         return order
 
+    def first_visible(self, subject_id: str, count_max: int) -> Sequence[str]:
+        """Return the first of ``visible``, without keeping the order of a subject that has few."""
+        row = self.rows.get(subject_id)
+        if row is None:
+            return ()
+        if len(row) <= _SHORT_COUNT and subject_id not in self._orders:
+            return sorted(other_id for other_id, stored in row.items() if stored.suppression is None)[:count_max]
+        return self.visible(subject_id)[:count_max]
+
+    def sort(self, subject_id: str) -> Iterator[None]:
+        """Prepare ``visible`` in slices, if the subject has many relations. They must not change until this ends."""
+        row = self.rows.get(subject_id)
+        if row is None or len(row) <= _RUN_COUNT or subject_id in self._orders:
+            return
+        items = iter(row.items())
+        order: list[str] = []
+        while run := list(islice(items, _RUN_COUNT)):
+            order += sorted(other_id for other_id, stored in run if stored.suppression is None)
+            yield
+        order.sort()  # merges the runs
+        self._orders[subject_id] = order
+
 
 class _Directions(NamedTuple):
     """The relations of one predicate, both ways."""
@@ -301,6 +324,11 @@ class Relations:
             return None
         return RelationRecord(*triple, stored.created_at_ms, stored.modified_at_ms, stored.claims, stored.suppression)
 
+    def claims_of(self, source_id: str, predicate: str, target_id: str) -> tuple[RelationClaim, ...]:
+        """Return who claims a relation; nothing if it does not exist."""
+        stored = self._graph.find((source_id, predicate, target_id))
+        return () if stored is None else stored.claims
+
     @property
     def claimants(self) -> tuple[str, ...]:
         """Every plugin that claims a relation."""
@@ -333,6 +361,27 @@ class Relations:
         if direction is WalkDirection.INVERSE:
             return list(inverse.visible(subject_id))
         return sorted({*forward.visible(subject_id), *inverse.visible(subject_id)})
+
+    def is_predicate_used(self, predicate: str) -> bool:
+        """Return whether there is, or was, a relation of this predicate."""
+        return predicate in self._graph.by_predicate
+
+    def sort(self, subject_id: str, predicate: str, direction: WalkDirection) -> Iterator[None]:
+        """Prepare ``first_neighbours`` in slices of about a millisecond. Relations must not change until this ends."""
+        directions = self._graph.by_predicate.get(predicate)
+        if directions is not None:
+            forward, inverse = directions
+            yield from (forward if direction is WalkDirection.FORWARD else inverse).sort(subject_id)
+
+    def first_neighbours(
+        self, subject_id: str, predicate: str, direction: WalkDirection, count_max: int
+    ) -> Sequence[str]:
+        """Return the first of what ``neighbours`` gives in one direction."""
+        directions = self._graph.by_predicate.get(predicate)
+        if directions is None:
+            return ()
+        forward, inverse = directions
+        return (forward if direction is WalkDirection.FORWARD else inverse).first_visible(subject_id, count_max)
 
     def touching(self, subject_id: str) -> list[Triple]:
         """Every relation that has this subject at an end, suppressed ones too, sorted."""

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Generator, Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
+
+from tidings.core.tasks import finish, in_slices
 
 _TOKEN_KEYS: Final = {
     "plugin": "claimant_token",
@@ -28,6 +30,7 @@ _TOKEN_KEYS: Final = {
 _FREE_FORM: Final = frozenset({"payload", "state", "prev_state", "new_state"})
 """JSON of plugins' own: its keys mean nothing here."""
 _TOKEN_BYTES: Final = 16
+_SLICE_COUNT: Final = 64
 
 
 class Names:
@@ -35,6 +38,10 @@ class Names:
 
     def shown(self, value: Any) -> Any:
         """A happening or a part of an answer, as it is sent."""
+        return value
+
+    async def shown_in_slices(self, value: Any) -> Any:
+        """As ``shown``, for what is large: other callbacks run in between."""
         return value
 
 
@@ -66,19 +73,34 @@ class Tokens(Names):
         return {token: self._names[token] for token in wanted if token in self._names}
 
     def shown(self, value: Any) -> Any:
-        return self._hidden(msgspec.to_builtins(value))
+        return finish(self._hidden(msgspec.to_builtins(value), [0]))
 
-    def _hidden(self, value: Any) -> Any:
-        if isinstance(value, dict):
-            return dict(self._member(name, each) for name, each in value.items())
-        if isinstance(value, list | tuple):
-            return [self._hidden(each) for each in value]
-        return value
+    async def shown_in_slices(self, value: Any) -> Any:
+        return await in_slices(self._hidden(msgspec.to_builtins(value), [0]))
 
-    def _member(self, name: str, value: Any) -> tuple[str, Any]:
-        key = _TOKEN_KEYS.get(name)
-        if key is None or value is None:
-            return name, value if name in _FREE_FORM else self._hidden(value)
+    def _hidden(self, value: Any, work: list[int]) -> Generator[None, None, Any]:
+        """Hide names in a value; ``work`` counts members since the last slice."""
         if isinstance(value, list | tuple):
-            return key, [self.token(each) for each in value]
-        return key, self.token(value)
+            items = list(value)
+            for index, item in enumerate(items):
+                if isinstance(item, dict | list | tuple):
+                    items[index] = yield from self._hidden(item, work)
+            return items
+        if not isinstance(value, dict):
+            return value
+        members = {}
+        for name, member in value.items():
+            key = _TOKEN_KEYS.get(name)
+            if key is not None and member is not None:
+                members[key] = (
+                    [self.token(name) for name in member] if isinstance(member, list | tuple) else self.token(member)
+                )
+            elif name in _FREE_FORM or not isinstance(member, dict | list | tuple):
+                members[name] = member
+            else:
+                members[name] = yield from self._hidden(member, work)
+        work[0] += 1
+        if work[0] >= _SLICE_COUNT:
+            work[0] = 0
+            yield
+        return members

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable, Generator, Iterable
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
+from tidings.core.tasks import in_slices
 from tidings.core.validation import explain
 from tidings.happenings.coalescing import coalescing_from_json
 from tidings.happenings.filters import filter_from_json
+from tidings.ledger.composing import ProjectionBounds, ProjectionScope
 from tidings.ledger.custody import Custodies, CustodyRecord
 from tidings.ledger.flight_mode import FlightModes
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.paging import ListPage
-from tidings.ledger.projections import ProjectionScope
 from tidings.ledger.relations import RelationRecord
 from tidings.ledger.subjects import Addressing, SubjectRecord, Subjects
 from tidings.log.interface import Position
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from .authority import Caller
 
 T = TypeVar("T")
+_SLICE_COUNT: Final = 64
 
 
 class Reading:
@@ -37,11 +39,13 @@ class Reading:
     Args:
         ledger: What is shown.
         names: How plugins are called.
+        bounds: What one projection may cost.
     """
 
-    def __init__(self, ledger: Ledger, names: Names) -> None:
+    def __init__(self, ledger: Ledger, names: Names, *, bounds: ProjectionBounds) -> None:
         self._ledger = ledger
         self._names = names
+        self._bounds = bounds
         self._cache = FrameCache(names.shown)
 
     @property
@@ -51,11 +55,12 @@ class Reading:
     async def project_subject(self, request: requests.ProjectSubjectRequest, caller: Caller) -> Any:
         """The projection alone; of a retired id, within what says how it leads there."""
         found = await self._ledger.projections.project_subject(
-            request.canonical_id, _scope(request.scope), follow_aliases=request.follow_aliases
+            request.canonical_id, _scope(request.scope), follow_aliases=request.follow_aliases, bounds=self._bounds
         )
+        subject = await self._names.shown_in_slices(found.subject)
         if found.aliased_from is None:
-            return self._names.shown(found.subject)
-        subject, aliased_from = self._names.shown(found.subject), self._names.shown(found.aliased_from)
+            return subject
+        aliased_from = self._names.shown(found.aliased_from)
         return answers.AliasedProjection(subject=subject, aliased_from=aliased_from)
 
     async def project_rack(self, request: requests.ProjectRackRequest, caller: Caller) -> Any:
@@ -106,13 +111,14 @@ class Reading:
         """All of them in the form of old; a page, pinned to a seq, if one is asked for."""
         if request.cursor is None and request.page_size is None:
             records = await self._ledger.read(lambda state: list(state.part(Custodies)))
-            return answers.ActiveCustodies(active_custodies=self._shown(map(_custody_form, records)))
+            items = await self._names.shown_in_slices(await in_slices(_forms(records, _custody_form)))
+            return answers.ActiveCustodies(active_custodies=items)
         page = await self._ledger.projections.list_custodies(request.cursor, request.page_size)
         items = self._shown(map(_custody_form, page.items))
         return answers.ActiveCustodies(active_custodies=items, **_pin(page))
 
     async def list_subjects(self, request: requests.ListSubjectsRequest, caller: Caller) -> Any:
-        page = await self._ledger.projections.list_subjects(request.cursor, request.page_size)
+        page = await self._ledger.projections.subjects_page(request.cursor, request.page_size)
         return answers.SubjectsPage(subjects=self._shown(map(_subject_form, page.items)), **_pin(page))
 
     async def list_relations(self, request: requests.ListRelationsRequest, caller: Caller) -> Any:
@@ -150,8 +156,9 @@ class Reading:
             _scope(request.scope),
             follow_aliases=request.follow_aliases,
             since=request.since,
+            bounds=self._bounds,
         )
-        return SubjectStream(subscription, self._names.shown)
+        return SubjectStream(subscription, self._names.shown_in_slices)
 
 
 def converted(value: Any, kind: type[T], field: str) -> T:
@@ -174,6 +181,16 @@ def _scope(value: Any) -> ProjectionScope | None:
 
 def _pin(page: ListPage[Any]) -> dict[str, Any]:
     return {"next_cursor": page.next_cursor, "current_seq": page.current_seq}
+
+
+def _forms(records: Iterable[T], form: Callable[[T], dict[str, Any]]) -> Generator[None, None, list[dict[str, Any]]]:
+    """Apply ``form`` in slices."""
+    items: list[dict[str, Any]] = []
+    for record in records:
+        items.append(form(record))
+        if len(items) % _SLICE_COUNT == 0:
+            yield
+    return items
 
 
 def _subject_form(record: SubjectRecord) -> dict[str, Any]:

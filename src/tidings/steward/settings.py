@@ -39,3 +39,7 @@ class StewardSettings(Settings, frozen=True, kw_only=True):
     """What the socket's peers together may have sent of frames that are not complete; who goes beyond it is closed."""
     calls_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 256
     """Calls that a plugin in another process has not answered; one more is refused."""
+    projection_relations_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 5_000
+    """Relations that one projection shows. If there are more, it shows the nearest and ``walk_truncated`` is set."""
+    projection_bytes_max: Annotated[int, msgspec.Meta(ge=65_536, le=64 * _MIB)] = 4 * _MIB
+    """Size of one projection, counted roughly. A larger one is refused with ``answer_too_large``."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from typing import Any, Final
 
 import msgspec
@@ -96,7 +96,7 @@ class SubjectStream(FrameStream):
         form: How a projection is shown.
     """
 
-    def __init__(self, subscription: SubjectSubscription, form: Callable[[Any], Any]) -> None:
+    def __init__(self, subscription: SubjectSubscription, form: Callable[[Any], Awaitable[Any]]) -> None:
         super().__init__(subscription)
         self._subscription = subscription
         self._form = form
@@ -116,13 +116,14 @@ class SubjectStream(FrameStream):
                 return
             except HappeningsClosed:
                 return
-            yield [self._frame(update) for update in updates]
+            for update in updates:
+                yield [await self._frame(update)]
 
-    def _frame(self, update: SubjectUpdate) -> bytes:
+    async def _frame(self, update: SubjectUpdate) -> bytes:
         frame = answers.ProjectionFrame(
             seq=update.seq,
             canonical_id=update.canonical_id,
-            projection=None if update.projection is None else self._form(update.projection),
+            projection=None if update.projection is None else await self._form(update.projection),
             new_ids=list(update.new_ids) if update.new_ids else msgspec.UNSET,
         )
         return frames.encode(frame)

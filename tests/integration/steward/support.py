@@ -23,13 +23,14 @@ from tidings.testing.node import RunningNode, node_settings, running_node
 async def stewarding(
     folder: Path,
     *,
+    catalogue: str = CATALOGUE,
     steward: dict[str, Any] | None = None,
     ledger: dict[str, Any] | None = None,
     log: dict[str, Any] | None = None,
     **server: Any,
 ) -> AsyncIterator[RunningNode]:
     """A node with a steward socket at ``folder/s``."""
-    (folder / "catalogue.toml").write_text(CATALOGUE)
+    (folder / "catalogue.toml").write_text(catalogue)
     given = node_settings(**server)
     settings = msgspec.structs.replace(
         given,

@@ -10,9 +10,14 @@ from typing import Any
 
 import pytest
 
+from tests.callbacks import watched_turns
 from tests.integration.node_support import until
 from tidings.happenings.happening import UnknownHappening
 from tidings.happenings.variants import PluginEvent
+from tidings.ledger import Command
+from tidings.ledger.claims import AnnounceSubject, ClaimRelation
+from tidings.ledger.subjects import Addressing
+from tidings.testing.node import RunningNode
 
 from .support import SocketClient, refused_with, stewarding
 
@@ -263,3 +268,103 @@ async def test_a_stopping_node_waits_neither_for_a_subscriber_that_does_not_read
         assert refused_with(await asker.receive()) == ("unavailable", "plugin_unloaded")
         for each in (slow, plugin, asker):
             await each.close()
+
+
+async def announce_chain(node: RunningNode, subject_count: int) -> str:
+    """Tracks that all belong to albums, each of which belongs to the next one; returns the id of the first album."""
+    plugin = "org.example.chain"
+    commands: list[Command] = [
+        AnnounceSubject(plugin=plugin, subject_type="thing", addressings=(Addressing("n", name),), new_id=name)
+        for name in (f"t{number:05}" for number in range(subject_count))
+    ]
+    commands += [
+        ClaimRelation(plugin=plugin, source=f"t{number // 8:05}", predicate="has", target=f"t{number:05}")
+        for number in range(1, subject_count)
+    ]
+    await node.ledger.execute_many(commands)
+    return "t00000"
+
+
+CHAIN_CATALOGUE = """
+schema_version = 1
+[[subjects]]
+name = "thing"
+[[relation]]
+predicate = "has"
+source_type = "thing"
+target_type = "thing"
+"""
+
+
+@pytest.mark.parametrize("subject_count", [4_000, pytest.param(60_000, marks=pytest.mark.heavy)])
+async def test_readers_of_large_projections_do_not_block_the_node(tmp_path: Path, subject_count: int) -> None:
+    """Eight clients project with the largest scope in a loop: no turn of the loop takes 50 ms, and others are answered."""
+    async with stewarding(tmp_path, catalogue=CHAIN_CATALOGUE) as node:
+        root = await announce_chain(node, subject_count)
+        scope = {"relation_predicates": ["has"], "max_depth": 32, "max_visits": 100_000}
+        readers = [await SocketClient.connect(tmp_path) for _ in range(8)]
+        other = await SocketClient.connect(tmp_path)
+        shown = await readers[0].ask("project_subject", canonical_id=root, scope=scope)
+        assert shown["walk_truncated"] == (subject_count > 5_000)
+
+        async def project_often(client: SocketClient) -> None:
+            for _ in range(3):
+                client.send("project_subject", canonical_id=root, scope=scope)
+                (size,) = struct.unpack(">I", await client.reader.readexactly(4))
+                assert size > 100_000
+                for _ in range(size // 10_000):
+                    await client.reader.readexactly(10_000)
+                await client.reader.readexactly(size % 10_000)
+
+        async with watched_turns() as turns:
+            reading = asyncio.gather(*map(project_often, readers))
+            answered = 0
+            while not reading.done():
+                assert "flight_modes" in await other.ask("list_flight_modes")
+                answered += 1
+            await reading
+        assert answered > 24
+        assert turns.longest_s < 0.05
+        for client in (*readers, other):
+            await client.close()
+
+
+@pytest.mark.parametrize(("relations_max", "is_truncated"), [(39, False), (38, True), (4, True)])
+async def test_a_projection_over_the_socket_is_limited_by_its_relations(
+    tmp_path: Path, relations_max: int, is_truncated: bool
+) -> None:
+    """39 relations, and a setting that admits them, one less, or a tenth."""
+    async with stewarding(
+        tmp_path, catalogue=CHAIN_CATALOGUE, steward={"projection_relations_max": relations_max}
+    ) as node:
+        root = await announce_chain(node, 40)
+        client = await SocketClient.connect(tmp_path)
+        scope = {"relation_predicates": ["has"], "max_depth": 32, "max_visits": 100_000}
+        shown = await client.ask("project_subject", canonical_id=root, scope=scope)
+        count, level = 0, [shown]
+        while level:
+            count += sum(len(subject["related"]) for subject in level)
+            level = [other["nested"] for subject in level for other in subject["related"] if other["nested"]]
+        assert (count, shown["walk_truncated"]) == (relations_max, is_truncated)
+        await client.close()
+
+
+@pytest.mark.parametrize(("subject_count", "is_refused"), [(1, False), (2, True), (11, True)])
+async def test_a_projection_over_the_socket_is_limited_by_its_bytes(
+    tmp_path: Path, subject_count: int, is_refused: bool
+) -> None:
+    """States of 60,000 bytes, and a setting that admits one: more are refused with the limit, and the connection stays open."""
+    async with stewarding(tmp_path, catalogue=CHAIN_CATALOGUE, steward={"projection_bytes_max": 65_536}) as node:
+        root = await announce_chain(node, subject_count)
+        for number in range(subject_count):
+            await node.ledger.plugin("org.example.chain").update_state(f"t{number:05}", "x" * 60_000)
+        client = await SocketClient.connect(tmp_path)
+        scope = {"relation_predicates": ["has"], "max_depth": 32}
+        answer = await client.ask("project_subject", canonical_id=root, scope=scope)
+        if is_refused:
+            assert refused_with(answer) == ("resource_exhausted", "answer_too_large")
+            assert "65536 bytes" in answer["error"]["message"]
+        else:
+            assert len(answer["state"]) == 60_000
+        assert "flight_modes" in await client.ask("list_flight_modes")
+        await client.close()

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from tests.callbacks import watched_turns
 from tidings.happenings.variants import SubjectStateChanged
 from tidings.ledger import (
     ErrorClass,
@@ -15,10 +17,12 @@ from tidings.ledger import (
     Plugin,
     PluginRequest,
     ProjectionScope,
-    projections,
 )
+from tidings.ledger.claims import AnnounceSubject, ClaimRelation, RetractRelation
+from tidings.ledger.composing import ProjectionBounds, SubjectProjection
+from tidings.ledger.composing import project as project_state
 from tidings.ledger.conflicts import Conflicts
-from tidings.ledger.projections import SubjectProjection
+from tidings.ledger.errors import ProjectionTooLarge
 from tidings.ledger.relations import Relations, Triple, WalkDirection
 from tidings.ledger.state import LedgerState
 from tidings.ledger.subjects import Addressing, ClaimedAddressing, SubjectRecord, Subjects
@@ -153,16 +157,132 @@ async def test_the_visits_of_a_walk_are_limited(ledger: Ledger) -> None:
     assert projection.walk_truncated
 
 
-async def test_the_relations_of_a_projection_are_limited(ledger: Ledger, monkeypatch: pytest.MonkeyPatch) -> None:
-    """
-    When as many relations are shown as may be, the rest are left out, and the projection says so.
-    """
-    monkeypatch.setattr(projections, "RELATED_MAX", 3)
-    ids = await graph(ledger, [("a", name) for name in "bcdef"])
+@pytest.mark.parametrize(("target_count", "is_truncated"), [(3, False), (4, True), (30, True)])
+async def test_the_relations_of_a_projection_are_limited(ledger: Ledger, target_count: int, is_truncated: bool) -> None:
+    """With a bound of three relations, up to three are shown; beyond that the rest is omitted, and the projection is truncated."""
+    ids = await graph(ledger, [("a", f"b{number:02}") for number in range(target_count)])
 
-    projection = await project(ledger, ids["a"])
+    projected = await ledger.projections.project_subject(
+        ids["a"], ProjectionScope(relation_predicates=LIKE), bounds=ProjectionBounds(relations_max=3)
+    )
 
-    assert (len(projection.related), projection.walk_truncated) == (3, True)
+    assert projected.subject is not None
+    assert [each.target_id for each in projected.subject.related] == sorted({*ids.values()} - {ids["a"]})[:3]
+    assert projected.subject.walk_truncated is is_truncated
+
+
+@pytest.mark.parametrize("target_count", [100, 1000])
+async def test_the_bytes_of_a_projection_are_limited(ledger: Ledger, target_count: int) -> None:
+    """States of 1,000 bytes each beyond the bound refuse the projection, and name the bound."""
+    ids = await graph(ledger, [("a", f"b{number}") for number in range(target_count)])
+    one = ledger.plugin("org.example.one")
+    for canonical_id in ids.values():
+        await one.update_state(canonical_id, "x" * 1000)
+    scope = ProjectionScope(relation_predicates=LIKE, max_depth=2)
+    bounds = ProjectionBounds(bytes_max=100_000)
+
+    with pytest.raises(ProjectionTooLarge, match="100000 bytes"):
+        await ledger.projections.project_subject(ids["a"], scope, bounds=bounds)
+    by_name = await ledger.projections.project_subject(ids["b1"], scope, bounds=bounds)
+    assert by_name.subject is not None
+
+
+async def large_graph(ledger: Ledger, subject_count: int) -> tuple[str, ...]:
+    """A chain of hubs: each hundredth subject likes the 99 after it, and all hubs like each other's neighbour."""
+    one = "org.example.one"
+    ids = tuple(f"s{number:06}" for number in range(subject_count))
+    await ledger.execute_many(
+        [
+            AnnounceSubject(plugin=one, subject_type="track", addressings=(Addressing("n", name),), new_id=name)
+            for name in ids
+        ]
+    )
+    pairs = [(ids[number - number % 100], ids[number]) for number in range(subject_count) if number % 100]
+    pairs += [(ids[number], ids[number + 100]) for number in range(0, subject_count - 100, 100)]
+    pairs += [(ids[number], ids[(number * 7 + 13) % subject_count]) for number in range(subject_count)]
+    await ledger.execute_many(
+        [ClaimRelation(plugin=one, source=a, predicate="like", target=b) for a, b in pairs if a != b]
+    )
+    return ids
+
+
+@pytest.mark.parametrize("subject_count", [3_000, pytest.param(50_000, marks=pytest.mark.heavy)])
+async def test_a_large_projection_does_not_block_the_loop(ledger: Ledger, subject_count: int) -> None:
+    """Gathering and composing take at most 50 ms of a turn, also of a hub whose relations are not sorted yet; in one go it takes longer."""
+    ids = await large_graph(ledger, subject_count)
+    scope = ProjectionScope(relation_predicates=LIKE, max_depth=32, max_visits=100_000, direction=WalkDirection.BOTH)
+    async with watched_turns() as turns:
+        projected = await ledger.projections.project_subject(ids[0], scope)
+
+    assert projected.subject is not None
+    count, level = 0, [projected.subject]
+    while level:
+        count += sum(len(subject.related) for subject in level)
+        level = [other.nested for subject in level for other in subject.related if other.nested is not None]
+    assert count == min(2 * await ledger.read(lambda state: len(state.part(Relations))), 100_000)
+    assert turns.count > count // 256
+    assert turns.longest_s < 0.05
+
+
+async def test_a_projection_is_of_one_moment_while_commands_change_the_graph(ledger: Ledger) -> None:
+    """
+    Two relations are moved by one commit each, again and again: no projection shows both or neither.
+
+    Commands are executed between projections, so neither waits for more than one of the other.
+    """
+    ids = await large_graph(ledger, 1_000)
+    one = ledger.plugin("org.example.one")
+    scope = ProjectionScope(relation_predicates=LIKE, max_depth=32, max_visits=100_000)
+    first, last = ids[0], ids[-1]
+    extra = await one.announce_subject("track", [("n", "extra")])
+    assert extra.canonical_id is not None
+    stops, has_moved = asyncio.Event(), asyncio.Event()
+    moves = 0
+
+    async def move() -> None:
+        nonlocal moves
+        at, other = first, last
+        await one.claim_relation(at, "like", extra.canonical_id or "")
+        while not stops.is_set():
+            at, other = other, at
+            await ledger.execute_many(
+                [
+                    RetractRelation(plugin=one.name, source=other, predicate="like", target=extra.canonical_id or ""),
+                    ClaimRelation(plugin=one.name, source=at, predicate="like", target=extra.canonical_id or ""),
+                ]
+            )
+            moves += 1
+            has_moved.set()
+
+    moving = asyncio.create_task(move())
+    await has_moved.wait()
+    for number in range(10):
+        before = moves
+        projected = await ledger.projections.project_subject(first, scope)
+        assert projected.subject is not None
+        level, sources = [projected.subject], []
+        while level:
+            sources += [s.canonical_id for s in level for other in s.related if other.target_id == extra.canonical_id]
+            level = [other.nested for s in level for other in s.related if other.nested is not None]
+        assert len(sources) == 1
+        assert moves > before or number == 0
+    stops.set()
+    await moving
+
+
+async def test_a_cancelled_projection_lets_commands_go_on(ledger: Ledger) -> None:
+    """The caller gives up in the middle of gathering: the next command and the next projection are done."""
+    ids = await large_graph(ledger, 3_000)
+    scope = ProjectionScope(relation_predicates=LIKE, max_depth=32, max_visits=100_000)
+    projecting = asyncio.create_task(ledger.projections.project_subject(ids[0], scope))
+    for _ in range(4):
+        await asyncio.sleep(0)
+    projecting.cancel()
+    announced = await ledger.plugin("org.example.one").announce_subject("track", [("n", "new")])
+
+    assert announced.canonical_id is not None
+    assert projecting.cancelled()
+    assert (await ledger.projections.project_subject(announced.canonical_id)).subject is not None
 
 
 def test_a_relation_that_leads_nowhere_degrades_a_projection() -> None:
@@ -174,7 +294,7 @@ def test_a_relation_that_leads_nowhere_degrades_a_projection() -> None:
     state.part(Subjects).put(SubjectRecord("a", "track", held, 0, 0))
     state.part(Relations).claim(Triple("a", "like", "gone"), "org.example.one", 0)
 
-    shown = projections.project(state, "a", ProjectionScope(relation_predicates=LIKE, max_depth=2), 0)
+    shown = project_state(state, "a", ProjectionScope(relation_predicates=LIKE, max_depth=2), 0)
 
     assert [(each.target_id, each.target_type, each.nested) for each in shown.related] == [("gone", None, None)]
     assert [(each.kind, each.detail) for each in shown.degraded_reasons] == [
