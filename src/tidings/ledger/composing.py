@@ -29,8 +29,8 @@ RELATED_MAX: Final = 100_000
 SHAPE_VERSION: Final = 1
 _SLICE_COUNT: Final = 256
 _LOOK_UPS_FACTOR: Final = 10
-_RELATED_BYTES: Final = 200
-_ADDRESSING_BYTES: Final = 50
+_RELATED_SIZE: Final = 200
+_ADDRESSING_SIZE: Final = 50
 
 
 class ProjectionBounds(NamedTuple):
@@ -282,8 +282,8 @@ def compose(
                 encoded = msgspec.json.encode(record.state)
                 bytes_left -= len(encoded)
                 state = msgspec.json.decode(encoded)
-            bytes_left -= _RELATED_BYTES * (1 + len(edges)) + sum(
-                _ADDRESSING_BYTES + len(held.addressing.value) for held in record.addressings
+            bytes_left -= _RELATED_SIZE * (1 + len(edges)) + sum(
+                _ADDRESSING_SIZE + len(held.addressing.value) for held in record.addressings
             )
             if bytes_left < 0:
                 assert bounds.bytes_max is not None

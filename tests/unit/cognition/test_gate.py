@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.beyond import Beyond, crossed
 from tests.unit.cognition.support import Bus, BusDown, make_event
 from tidings.cognition.attention import CONFIGURED, README, AttentionGate, GateAction, GateRequest
 from tidings.cognition.attention.requests import GateActor, RequestQos, request_of
@@ -457,13 +458,33 @@ async def test_rate_limited_events_come_back_spread_over_time() -> None:
     assert clock.monotonic() <= 60 + event_count / profile.rate.per_second
 
 
-def test_untold_decisions_are_bounded_and_counted() -> None:
-    """Nobody flushes: the oldest go, and the gate knows how many."""
+@pytest.mark.bound("cognition.attention.unpublished._COUNT_MAX")
+@crossed
+def test_unpublished_decisions_are_bounded_and_counted(beyond: Beyond) -> None:
+    """Without a flush, a thousand decisions wait; the oldest beyond that are lost, and the gate counts them."""
     thalamus = gate()
-    for number in range(600):
+    event_count = (beyond(1000) + 1) // 2
+    for number in range(event_count):
         thalamus.drop(make_event({"text": "x"}, event_id=f"e{number}", band=SecurityBand.BLACK))
 
-    assert thalamus.unpublished_lost_count == 200
+    assert thalamus.unpublished_lost_count == 2 * event_count - 1000
+
+
+@pytest.mark.bound("cognition.attention.actions.RATE_DEFER_MS_MAX")
+@crossed
+async def test_rate_limited_events_wait_an_hour_at_most(beyond: Beyond) -> None:
+    """At one event in 100 s, 36 fit into an hour: the turns of further ones start over after a minute."""
+    profile = msgspec.structs.replace(CONFIGURED, rate=RateSettings(per_second=0.01, burst=1))
+    thalamus = AttentionGate(VirtualClock(), profile, keeps_deferred=False)
+    await thalamus.handle(make_event(WORTHY, event_id="first"))
+    waits_ms = [
+        (await thalamus.handle(make_event(WORTHY, event_id=f"e{number}"))).gate_decision.ttl_ms
+        for number in range(beyond(36))
+    ]
+
+    assert waits_ms[:36] == [60_000 + 100_000 * number for number in range(36)]
+    assert waits_ms[36] == 60_000
+    assert max(waits_ms) <= 3_600_000
 
 
 def test_metrics_have_their_names_and_labels() -> None:
