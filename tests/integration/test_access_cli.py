@@ -225,7 +225,16 @@ def test_an_explanation_is_for_people_too(workspace: Path, editors: Path) -> Non
     assert (no.exit_code, "may not" in no.stdout, "no policy permits it" in no.stdout) == (1, True, True)
 
 
-@pytest.mark.parametrize("text", ["permit (principal", 'permit (principal, action == Action::"fly", resource);', ""])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "permit (principal",
+        'permit (principal, action == Action::"fly", resource);',
+        "",
+        'forbid (principal == Subject::"e\u0301ve", action, resource);',
+        'forbid (principal, action, resource == Object::"order:vault");',
+    ],
+)
 def test_a_bad_policy_is_not_stored(workspace: Path, text: str) -> None:
     """Checking and putting refuse it alike, with the reason."""
     for words in (("policy", "check", "-"), ("policy", "put", "bad", "-", "-w", workspace)):

@@ -317,3 +317,40 @@ async def requests_in_progress(node: RunningNode) -> float:
     async with httpx.AsyncClient(base_url=node.url) as client:
         lines = (await client.get("/metrics")).text.splitlines()
     return next(float(line.split()[1]) for line in lines if line.startswith("tidings_http_requests_in_progress "))
+
+
+async def test_a_policy_in_another_spelling_is_refused(tmp_path: Path) -> None:
+    """A subject written with a combining accent would never match: 400, and the message has the spelling to use."""
+    text = 'forbid (principal == Subject::"e\u0301ve", action, resource);'
+    async with api(tmp_path) as (node, client):
+        refused = await client.post("/v1/access/policies", json={"policy_id": "a", "text": text})
+        taken = await client.post(
+            "/v1/access/policies", json={"policy_id": "a", "text": text.replace("e\u0301", "\u00e9")}
+        )
+        async with as_(node, "e\u0301ve", topics=["demo"]) as eve:
+            answer = await eve.get("/v1/events", params={"topic": "demo"})
+
+    assert (refused.status_code, refused.json()["code"]) == (400, "access.invalid_policy")
+    assert r"write '\xe9ve'" in refused.json()["detail"]
+    assert (taken.status_code, answer.status_code) == (201, 403)
+
+
+@pytest.mark.parametrize(
+    ("collection", "change"),
+    [
+        ("grants", {"subject": "bob", "action": "read", "resource": "object:order:vault"}),
+        ("revocations", {"subject": "bob", "action": "read", "resource": "object:order:vault"}),
+        ("revocations", {"subject": "bob", "action": "read", "resource": "domain:*"}),
+        ("policies", {"policy_id": "a", "text": 'forbid (principal, action, resource == Object::"order:vault");'}),
+    ],
+)
+async def test_changes_that_nothing_would_ask_for_are_refused(
+    collection: str, change: dict[str, Any], tmp_path: Path
+) -> None:
+    """Rights on objects and domains are decided nowhere: 400 instead of a change that has no effect, and nothing is stored."""
+    async with api(tmp_path) as (node, client):
+        answer = await client.post(f"/v1/access/{collection}", json=change)
+
+        assert answer.status_code == 400, answer.text
+        assert "no endpoint decides" in answer.json()["detail"]
+        assert "access" not in node.log.topics()

@@ -44,8 +44,8 @@ from .administration import (
 )
 from .context import OperationContext
 from .errors import Forbidden, InvalidChange, InvalidPolicy, TokenRevoked
-from .policies import Policy, PolicySet, RightsContext, check_policy
-from .resources import Action, Resource, ResourceKind, ResourcePattern, normal, space, topic
+from .policies import Policy, PolicySet, RightsContext, check_new_policy, check_policy
+from .resources import UNUSED_KINDS, Action, Resource, ResourceKind, ResourcePattern, normal, space, topic
 from .settings import AccessSettings
 
 SLICE_EFFORT: Final = 10_000
@@ -588,6 +588,12 @@ class AccessBook:
             InvalidPolicy: The policy is not valid.
         """
         change = checked_change(change)
+        if isinstance(change, Grant | Revoke) and change.resource.kind in UNUSED_KINDS:
+            kind = change.resource.kind.value
+            hint = "use a topic, a space or a partition"
+            raise InvalidChange(
+                "resource.kind", f"no endpoint decides by rights on {kind}s, so it would have no effect", hint
+            )
         match change:
             case Grant(subject=subject, action=action, resource=resource):
                 known = self._rules.get(subject, _NOBODY).knows(action, resource)
@@ -595,7 +601,7 @@ class AccessBook:
                     raise InvalidChange("subject", f"there are {self._rule_count} grants and revocations already")
             case PolicyPut(policy_id=policy_id, text=text):
                 self._check_policy_id(policy_id)
-                check_policy(text, bytes_max=self._settings.policy_bytes_max)
+                check_new_policy(text, bytes_max=self._settings.policy_bytes_max)
                 self._check_policies_size(policy_id, text)
             case PolicyRemoved(policy_id=policy_id) if policy_id not in self._policies:
                 raise InvalidChange("policy_id", f"there is no policy {policy_id!r}")

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import re
+import unicodedata
 from collections.abc import Iterable, Mapping
 from typing import Any, Final, NamedTuple
 
@@ -25,7 +26,7 @@ import msgspec
 
 from .context import OperationContext
 from .errors import InvalidPolicy
-from .resources import Action, Resource, ResourceKind
+from .resources import UNUSED_KINDS, Action, Resource, ResourceKind
 
 # Cedar recurses over nested and chained expressions, and a text that takes it too deep ends the process instead of raising:
 # 1,000 brackets in each other did here, or 20,000 dots in a row. What people write stays far below these bounds.
@@ -238,7 +239,8 @@ def check_policy(text: str, *, bytes_max: int) -> Policy:
     A policy's text, if it can be put into force.
 
     Raises:
-        InvalidPolicy: It is too long or too deep, Cedar cannot parse it, it does not fit the schema, or it says nothing.
+        InvalidPolicy: It is too long or too deep, Cedar cannot parse it, it does not fit the schema, a name is not in Unicode's form NFC,
+            or it says nothing.
     """
     size = len(text.encode(errors="surrogatepass"))
     if size > bytes_max:
@@ -246,6 +248,7 @@ def check_policy(text: str, *, bytes_max: int) -> Policy:
     if any("\ud800" <= letter <= "\udfff" for letter in text):
         raise InvalidPolicy(("it holds a lone surrogate",))
     _check_depth(text)
+    _check_spelling(text)
     found = cedarpy.validate_policies(text, _SCHEMA)
     if not found.validation_passed:
         problems = tuple(sorted({each.error for each in found.errors}))
@@ -259,6 +262,38 @@ def check_policy(text: str, *, bytes_max: int) -> Policy:
     if not len(parsed):
         raise InvalidPolicy(("it holds no statement",))
     return Policy(text, len(parsed))
+
+
+def check_new_policy(text: str, *, bytes_max: int) -> Policy:
+    """
+    Check a policy before it is stored.
+
+    Stored policies are read back with ``check_policy``: what is refused here alone has no effect, and does no harm.
+
+    Raises:
+        InvalidPolicy: As ``check_policy``; or it names types of resources by which no endpoint decides.
+    """
+    policy = check_policy(text, bytes_max=bytes_max)
+    unused = sorted({_TYPES[kind] for kind in UNUSED_KINDS}.intersection(_TOKEN.findall(text)))
+    if unused:
+        raise InvalidPolicy(
+            (f"no endpoint decides by rights on {' or '.join(unused)}, so it would have no effect there",)
+        )
+    return policy
+
+
+def _check_spelling(text: str) -> None:
+    """Names are compared in Unicode's form NFC: a string in another form would match none of them, and forbid nothing."""
+    if text.isascii() and "\\" not in text:
+        return
+    before = ""
+    for token in _TOKEN.findall(text):
+        is_compared = token.startswith('"') and not before.startswith("@")
+        before = token
+        name = "".join(_unescaped(token[1:-1])) if is_compared else ""
+        if not unicodedata.is_normalized("NFC", name):
+            composed = unicodedata.normalize("NFC", name)
+            raise InvalidPolicy((f"the string {name!a} is not in Unicode's form NFC; write {composed!a}",))
 
 
 def _check_depth(text: str) -> None:

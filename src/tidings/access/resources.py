@@ -57,6 +57,10 @@ class ResourceKind(enum.StrEnum):
     __hash__ = str.__hash__
 
 
+UNUSED_KINDS: Final = frozenset({ResourceKind.DOMAIN, ResourceKind.OBJECT})
+"""Kinds by which no endpoint decides. A change about them would be stored and have no effect, so it is refused."""
+
+
 class Resource(NamedTuple):
     """One thing that access is decided on."""
 

@@ -300,9 +300,9 @@ FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help="Cedar text; 
 @command(policy_app, "check", has_workspace=False, examples="tidings policy check editors.cedar")
 async def check(session: Session, file: FileArgument) -> None:
     """Say whether a policy could be put into force: its syntax, its names, its types. Nothing is stored."""
-    from tidings.access.policies import check_policy
+    from tidings.access.policies import check_new_policy
 
-    policy = check_policy(read_text(file, _POLICY_BYTES_MAX + 1), bytes_max=_POLICY_BYTES_MAX)
+    policy = check_new_policy(read_text(file, _POLICY_BYTES_MAX + 1), bytes_max=_POLICY_BYTES_MAX)
     done = {"is_valid": True, "statements": policy.statement_count}
     session.out.result(done, f"valid; {policy.statement_count} statements")
 

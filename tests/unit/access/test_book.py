@@ -366,6 +366,18 @@ def test_a_policy_beyond_the_bound_denies_everything() -> None:
     assert allowed(book, "p1") == ["p1"]
 
 
+def test_a_stored_policy_that_is_not_in_nfc_denies_everything() -> None:
+    """It was meant to forbid something and would match no name; put again in NFC, it forbids that, and the book is open."""
+    text = 'forbid (principal == Subject::"e\u0301ve", action, resource);'
+    book = book_of(grant(), PolicyPut(policy_id="a", text=text))
+
+    assert allowed(book, "p1") == []
+    assert "NFC" in book.closed_by()[0]
+    book.apply(record_of(3, PolicyPut(policy_id="a", text=text.replace("e\u0301", "\u00e9"))))
+    assert allowed(book, "p1") == ["p1"]
+    assert not book.capsule(bearer("\u00e9ve", roles=frozenset({"admin"}))).allows(Action.READ, topic("a"))
+
+
 # Checking before storing
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.unit.access.support import bearer
 from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.errors import InvalidPolicy
-from tidings.access.policies import PolicySet, RightsContext, check_policy
+from tidings.access.policies import PolicySet, RightsContext, check_new_policy, check_policy
 from tidings.access.resources import Action, Resource, ResourceKind, node, partition, topic
 
 NOTHING = RightsContext(claimed=False, granted=False, revoked=False)
@@ -181,6 +181,9 @@ def test_names_are_data(name: str) -> None:
         ("permit (principal == ?principal, action, resource);", "template"),
         ("permit (principal, action, resource); //" + "x" * 16_384, "bytes long"),
         ('permit (principal, action, resource) when { "\ud800" == "" };', "surrogate"),
+        ('forbid (principal == Subject::"e\u0301ve", action, resource);', r"'e\u0301ve' is not in unicode's form nfc"),
+        ('forbid (principal == Subject::"\\u{65}\\u{301}ve", action, resource);', r"write '\xe9ve'"),
+        ('forbid (principal, action, resource) when { resource.name like "e\u0301*" };', "nfc"),
     ],
 )
 def test_a_policy_that_makes_no_sense_is_refused(text: str, problem: str) -> None:
@@ -285,3 +288,31 @@ def test_policies_that_do_more_than_compare_are_asked_for_each_name(count: int, 
     for number in range(count):
         assert policies.decide(ALICE, Action.READ, partition(f"p{number}"), NOTHING).is_allowed
     assert policies.evaluation_count == calls
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'forbid (principal == Subject::"\u00e9ve", action, resource);',
+        'forbid (principal == Subject::"\\u{e9}ve", action, resource);',
+        '@note("e\u0301") forbid (principal, action, resource); // e\u0301',
+    ],
+)
+def test_only_strings_that_names_are_compared_with_must_be_in_nfc(text: str) -> None:
+    """Composed letters, escapes, and anything in a comment or an annotation are taken."""
+    assert check_policy(text, bytes_max=16_384).statement_count == 1
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        'forbid (principal, action, resource == Object::"order:vault");',
+        "forbid (principal, action, resource is Domain);",
+        "forbid (principal, action, resource) when { resource is Object };",
+    ],
+)
+def test_a_new_policy_on_resources_that_no_endpoint_decides_by_is_refused(text: str) -> None:
+    """It would be stored and forbid nothing; one that is stored already is still read."""
+    assert check_policy(text, bytes_max=16_384).statement_count == 1
+    with pytest.raises(InvalidPolicy, match="no endpoint decides"):
+        check_new_policy(text, bytes_max=16_384)

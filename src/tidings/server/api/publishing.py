@@ -35,7 +35,7 @@ from tidings.wire.events import (
 
 from ..delayed_rights import cancel_delayed, may_cancel, publisher_of
 from ..errors import BadRequest, TooManyEvents, TooManyPartitions, TooManyPublishes, UnsupportedMedia
-from ..event_rights import PublishRights, publish_questions, publish_right, require_publish
+from ..event_rights import PublishRights, publish_questions, publish_right
 from ..services import refuse_when_full
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
 from .operations import JSON, NDJSON, ApiOperation, Call, OneOf, json_answer
@@ -310,10 +310,6 @@ async def _publish_one(call: Call, event: Event, when: When) -> Response:
         epoch=services.log.position.epoch,
     )
     return json_answer(answer, 201 if is_new else 200, {"location": f"/v1/events/{done.seq}"})
-
-
-def _require(call: Call, event: Event) -> None:
-    require_publish(call.api.services.authenticator, call.capsule, event)
 
 
 async def _publish_many(call: Call, drafts: list[Draft], when: When) -> Response:
