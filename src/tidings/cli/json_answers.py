@@ -98,7 +98,7 @@ ANSWERS: Final[dict[str, str]] = {
     "pipeline export": "one: file epoch since until erased_until rows left_out bytes sha256 version",
     "pipeline prepare": "one: file bytes",
     "pipeline repair": (
-        "one: carried_out files logs lake_json missing_records recovered healed_lines lost rebuilt_jobs rebuilt_silver set_aside"
+        "one: carried_out files logs lake_json missing_records repeated notes_behind wrong_tables unfilled_records disagreements recovered healed_lines lost rebuilt_jobs rebuilt_silver set_aside"
     ),
     "pipeline report": "one: file seq events tables",
     "pipeline run": _RUN,

@@ -375,7 +375,7 @@ def verify(session: Session) -> None:
         if verdict.erased:
             session.out.text(f"{verdict.erased} records were erased in the lake: their places were compared only")
         if verdict.repeated_offsets:
-            session.out.text(f"{verdict.repeated_offsets} records are in bronze more than once")
+            session.out.text(f"{verdict.repeated_offsets} records are in bronze or in silver more than once")
         if verdict.missing_in_silver:
             session.out.text(f"bronze and silver disagree on {verdict.missing_in_silver} ids")
         session.out.text(
@@ -437,7 +437,7 @@ def repair(
         work.look(advance)
     if not is_dry_run:
         work.mend()
-        if work.jobs or work.silver_anew:
+        if work.needs_run:
             with (
                 _session(settings, is_loud=is_spark_loud, out=session.out) as spark,
                 RunProgress(session.out, session.clock) as progress,
@@ -462,6 +462,11 @@ def _show_repair(out: Output, work: LakeRepair, *, is_dry_run: bool) -> None:
                 "logs": dict(damage.logs),
                 "lake_json": work.is_meta_made,
                 "missing_records": damage.missing_count,
+                "repeated": dict(damage.repeated),
+                "notes_behind": {table: behind.describe() for table, behind in damage.behind.items()},
+                "wrong_tables": dict(damage.wrong_jobs),
+                "unfilled_records": damage.unfilled,
+                "disagreements": damage.disagreements,
                 "recovered": done.recovered,
                 "healed_lines": done.healed,
                 "lost": [list(each) for each in done.lost],
@@ -481,6 +486,16 @@ def _show_repair(out: Output, work: LakeRepair, *, is_dry_run: bool) -> None:
         out.text("lake.json is missing or cannot be read")
     for table, problem in damage.logs.items():
         out.text(f"{table}: its own log is damaged: {problem}")
+    for table, count in damage.repeated.items():
+        out.text(f"{table}: {count} rows are there once too often")
+    for table, behind in damage.behind.items():
+        out.text(f"{table}: {behind.describe()}")
+    for table, problem in damage.wrong_jobs.items():
+        out.text(f"{table}: {problem}")
+    if damage.unfilled:
+        out.text(f"silver has not taken in {damage.unfilled} records of bronze")
+    if damage.disagreements:
+        out.text(f"bronze and silver disagree on {damage.disagreements} events")
     found = f"{len(files)} damaged files and {len(damage.logs)} damaged logs"
     if is_dry_run:
         out.text(f"{found}; bronze lacks {damage.missing_count} records; nothing was changed")

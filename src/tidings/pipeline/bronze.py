@@ -46,6 +46,15 @@ class BronzeState:
     """No payload in the table is longer; ``None`` if nobody has looked, as in tables of earlier versions."""
 
 
+class _BronzeNote(msgspec.Struct, frozen=True):
+    """What every note of the table says."""
+
+    seq: int
+    batch: int
+    epoch: str
+    payload_bytes: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class BronzeFill:
     """What was added."""
@@ -233,11 +242,20 @@ class Bronze:
 
 
 def bronze_state(lake: Lake) -> BronzeState:
-    """Where the table of events stands."""
+    """
+    Where the table of events stands.
+
+    Raises:
+        LakeDamaged: Its last note is not one of bronze's.
+    """
     note = lake.note(BRONZE_EVENTS.name)
     if not note:
         return BronzeState()
-    return BronzeState(int(note["seq"]), int(note["batch"]), str(note["epoch"]), note.get("payload_bytes"))
+    try:
+        said = msgspec.convert(note, _BronzeNote)
+    except msgspec.ValidationError as error:
+        raise LakeDamaged(str(lake.folder(BRONZE_EVENTS.name)), f"its last note is not bronze's: {error}") from error
+    return BronzeState(said.seq, said.batch, said.epoch, said.payload_bytes)
 
 
 def check_reach(lake: Lake) -> None:
@@ -247,7 +265,8 @@ def check_reach(lake: Lake) -> None:
     Raises:
         LakeDamaged: It has.
     """
-    reached, until = bronze_state(lake).seq, archived_seq(lake.storage, lake.epoch)
+    until = archived_seq(lake.storage, lake.epoch)  # first: a run that commits meanwhile takes the table past it
+    reached = bronze_state(lake).seq
     if reached < until:
         raise LakeDamaged(str(lake.folder(BRONZE_EVENTS.name)), ends_early(reached, until))
 

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import duckdb
 
+from .bronze import check_reach
 from .errors import QueryRefused, UnknownTable
 from .lake import Lake
 from .schemas import CORE_TABLES
@@ -78,8 +79,9 @@ def query(lake: Lake, sql: str, *, rows_max: int = 1000, memory_mb: int = 1024) 
     Raises:
         UnknownTable: It names a table that is not there.
         QueryRefused: It is not one SELECT, or DuckDB does not understand it.
-        LakeDamaged, LakeUnreachable: A file of a table cannot be read.
+        LakeDamaged, LakeUnreachable: A file of a table cannot be read, or bronze has lost commits.
     """
+    check_reach(lake)
     with duckdb.connect(config={"memory_limit": f"{memory_mb}MB"}) as duck:
         duck.execute("set timezone = 'UTC'")
         try:

@@ -24,11 +24,12 @@ import pyarrow.compute as pc  # type: ignore[import-untyped]
 
 from .errors import LakeDamaged
 from .jobs.job import InputWindow, Job, JobContext
-from .lake import Lake, Note
+from .lake import Lake
 from .schemas import BRONZE_EVENTS, SILVER_EVENTS, SILVER_SYNC_EVENTS
 from .status import JobState
 from .storage_errors import translate_read_errors
 from .table_files import DAY_COLUMN, DataFile
+from .table_log import APP, UPKEEP_APP, Note, note_in
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -203,8 +204,8 @@ class Changes:
     def _commits(self, table: str) -> Iterator[tuple[int, Note]]:
         """The commits that changed a table's rows, the newest first: their versions and notes, as far as its log goes back."""
         for entry in self.lake.commits(table):
-            if entry.get("operation") not in _UNCHANGING:
-                yield int(entry["version"]), json.loads(entry.get("tidings") or "{}")
+            if entry.get("operation") not in _UNCHANGING and entry.get(APP) != UPKEEP_APP:
+                yield int(entry["version"]), note_in(entry, self.lake.folder(table), table) or {}
 
     def _has_changed(self, inputs: Mapping[str, Sequence[Any]], positions: Mapping[str, Sequence[Any]]) -> bool:
         """Whether a table is another than it was."""

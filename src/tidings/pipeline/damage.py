@@ -16,12 +16,15 @@ import numpy as np
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 
 from .bronze import bronze_state, ends_early
+from .consistency import Behind, count_disagreements, find_behind, find_repeated, find_repeating_jobs
 from .errors import LakeDamaged
-from .lake import Lake, LakeMeta, Note
+from .jobs.job import Job
+from .lake import Lake, LakeMeta
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
 from .state_files import StateFile, archived_seq
 from .storage_errors import translate_read_errors
 from .table_files import DataFile, entry_of
+from .table_log import Note
 
 Range = tuple[int, int]
 """Two seqs, both included."""
@@ -49,6 +52,16 @@ class Damage:
     missing: Sequence[Range]
     """The seqs that the readable files of bronze lack."""
     present: Seqs = field(repr=False)
+    repeated: Mapping[str, int] = field(default_factory=dict)
+    """How many rows are there once too often, by table of the pipeline's core."""
+    behind: Mapping[str, Behind] = field(default_factory=dict)
+    """The tables of the core whose note is older than their last step."""
+    wrong_jobs: Mapping[str, str] = field(default_factory=dict)
+    """Tables of jobs whose rows are there twice, or are not what their note says, and how we know."""
+    unfilled: int = 0
+    """How many records of bronze silver has not taken in."""
+    disagreements: int = 0
+    """Of how many of the others bronze and silver do not say the same."""
 
     @property
     def missing_count(self) -> int:
@@ -57,8 +70,8 @@ class Damage:
 
     @property
     def is_whole(self) -> bool:
-        """Whether every table can be opened, and every file of it read."""
-        return not self.files and not self.logs
+        """Whether every table can be opened, every file of it read, and what is in them fits together."""
+        return not (self.files or self.logs or self.repeated or self.behind or self.wrong_jobs or self.disagreements)
 
     @property
     def is_quarantine_hurt(self) -> bool:
@@ -146,7 +159,9 @@ def find_damaged_logs(lake: Lake) -> tuple[int, dict[str, str]]:
     """The seq that bronze reaches to, or is known to have reached to; and the tables whose own log is damaged, and why we know."""
     logs: dict[str, str] = {}
     seqs: dict[str, int] = {}
-    for table in lake.folders():
+    # A run may commit meanwhile: what follows from another thing is looked at before it, and bronze last.
+    archived = archived_seq(lake.storage, lake.epoch)
+    for table in sorted(lake.folders(), key=lambda table: table == BRONZE_EVENTS.name):
         try:
             if lake.exists(table):
                 lake.files(table)
@@ -157,19 +172,22 @@ def find_damaged_logs(lake: Lake) -> tuple[int, dict[str, str]]:
             logs[table] = error.problem
     name = BRONZE_EVENTS.name
     reached = seqs.get(name, 0)
-    until = max(reached, seqs.get(SILVER_EVENTS.name, 0), archived_seq(lake.storage, lake.epoch))
+    if name in seqs and (behind := find_behind(lake, [name]).get(name)) is not None:
+        reached = behind.seq  # no commit is lost: its note was taken back
+    until = max(reached, seqs.get(SILVER_EVENTS.name, 0), archived)
     if until > reached:
         logs.setdefault(name, ends_early(reached, until))
     return until, logs
 
 
-def find_damage(lake: Lake, advance: Callable[[int], None] | None = None) -> Damage:
+def find_damage(lake: Lake, advance: Callable[[int], None] | None = None, jobs: Sequence[Job] = ()) -> Damage:
     """
     Read every file of every table.
 
     Args:
         lake: Where they are.
         advance: Told how many files were read so far.
+        jobs: Those that may have made tables.
 
     Raises:
         LakeUnreachable: The object store does not answer; that is no damage.
@@ -192,7 +210,25 @@ def find_damage(lake: Lake, advance: Callable[[int], None] | None = None) -> Dam
     found = Damage(until, damaged, logs, (), np.empty(0, np.int64))
     present = seqs_of(lake, found.readable(lake, name))
     until = until or int(max(present, default=0))
-    return Damage(until, damaged, logs, gaps_in(present, until), present[present <= until])
+    whole = [table for table in lake.folders() if table not in logs and table not in damaged and lake.exists(table)]
+    unfilled = disagreements = 0
+    missing = gaps_in(present, until)
+    if name in whole and SILVER_EVENTS.name in whole:
+        filled = int(lake.note(SILVER_EVENTS.name).get("seq", 0))
+        unfilled = int(np.count_nonzero((present > filled) & (present <= until)))
+        disagreements = 0 if missing else count_disagreements(lake, filled)
+    return Damage(
+        until,
+        damaged,
+        logs,
+        missing,
+        present[present <= until],
+        repeated=find_repeated(lake, whole),
+        behind=find_behind(lake, whole),
+        wrong_jobs=find_repeating_jobs(lake, jobs, whole),
+        unfilled=unfilled,
+        disagreements=disagreements,
+    )
 
 
 def _data_files(sizes: Iterable[str]) -> list[str]:

@@ -13,6 +13,7 @@ What the pipeline answers when it cannot do what it was asked.
     │   ├── LakeDamaged             a file it needs is missing or cannot be read
     │   ├── LakeOfAnotherLog        it was made from another workspace's log
     │   ├── UnknownTable            there is no such table
+    │   ├── TableRefused            a job may not write a table of that name
     │   └── QueryRefused            a question to the tables that cannot be answered
     ├── EpochChanged            the log was given a new epoch since the lake was filled
     ├── PositionLost            the log no longer holds what the lake was filled up to
@@ -131,6 +132,13 @@ class UnknownTable(LakeError):
 
     code = "lake.unknown_table"
     hint = "'tidings table list' names those there are; a table is made by the first run that has rows for it"
+
+
+class TableRefused(LakeError):
+    """A job may not write the table: its name is not one that tables have, or it is the pipeline's own."""
+
+    code = "lake.table_refused"
+    hint = "name the job's table in a layer of its own or in gold, such as gold.orders_by_type"
 
 
 class QueryRefused(LakeError):

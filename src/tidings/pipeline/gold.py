@@ -23,13 +23,14 @@ from .bronze import bronze_state
 from .changes import GROWING, Changes, Plan, below
 from .errors import JavaMissing, JobFailed, MasterUnreachable, SparkFailed
 from .jobs.job import Job, JobContext, OutputTable, shaped
-from .lake import Lake, Note, Replaces, rows_of, stem
+from .lake import Lake, Replaces, rows_of, stem
 from .schemas import CORE_TABLES, arrow_schema, columns_of
 from .session import Progress, ProgressStep, first_line, session_for_little, session_for_short_rows
 from .settings import PipelineSettings
 from .shared_inputs import SharedInputs
 from .status import JobState, JobStates
 from .table_files import DAY_COLUMN, DataFile
+from .table_log import Note
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -1,31 +1,44 @@
 """
-Keeping the tables small, by delta-rs's own means and on a schedule that each table's log and one small file tell.
+Keeping the tables small, on a schedule that each table's log and one small file tell.
 
 - Every ``checkpoint_commits`` commits the table's log gets a checkpoint, and entries older than ``keep_hours`` are deleted, so a
   commit costs the same however many came before it.
-- Small files are put together when a table has ``compact_files_min`` of them, in a commit that changes no row.
+- Small files are put together when a table has ``compact_files_min`` of them, in a commit that changes no row. It is made here and
+  not by delta-rs, which lets two compactions of one version pass each other, so that every row is there twice.
 - Every ``vacuum_hours`` files that are no part of the table any more, and were not for ``keep_hours``, are deleted, and so are
   old entries of its log; whoever reads an older version has that long to finish. What runs that died left behind goes the
   same way. This comes also if nothing is new.
 
-The note of the last commit is repeated by each of these commits: it is read from the last one.
+The note of the version that is committed to is repeated. In a process one thread at a time keeps house of a lake; what another
+one would have done meanwhile is done by the next. Processes beside each other do some work twice, and commit it once.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+import os
+import threading
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from urllib.parse import unquote
 
 import pyarrow as pa  # type: ignore[import-untyped]
-from deltalake import WriterProperties
 
 from .errors import LakeConflict, LakeDamaged
-from .lake import NO_HOOKS, Lake, log_file, properties, table_settings
+from .lake import Lake
+from .line_conversion import BRONZE_ENCODING
+from .schemas import BRONZE_EVENTS, SILVER_EVENTS
 from .settings import PipelineSettings
 from .state_files import HOUR_NS, Vacuumed, load_vacuumed, save_vacuumed
-from .storage_errors import translate_write_errors
+from .storage import delete_left_over
+from .storage_errors import translate_read_errors, translate_write_errors
+from .table_files import DAY_COLUMN, DataFile, FileOutput, add_action, remove_action
+from .table_log import UPKEEP_APP, log_file, table_settings
+
+_keeping = threading.Lock()
+"""Held by the thread that keeps house."""
+_postponed: dict[str, set[str]] = {}
+"""By lake, the tables that were due while another thread kept house."""
 
 
 @dataclass(slots=True)
@@ -46,8 +59,20 @@ def keep_house(lake: Lake, settings: PipelineSettings, *, now_ns: int, tables: I
     Do what is due for these tables, or for all there are. Needs no Spark.
 
     Old files are deleted from every table for which it is time, also from those that are not named: what was replaced once, and
-    never again, goes too. A table that another run commits to meanwhile, or that is damaged, is left for the next time.
+    never again, goes too. A table whose files another run replaces meanwhile, or that is damaged, is left for the next time, and so is
+    all while another thread of this process keeps house.
     """
+    wanted = lake.tables() if tables is None else list(tables)
+    if not _keeping.acquire(blocking=False):
+        _postponed.setdefault(lake.storage.url, set()).update(wanted)
+        return Upkeep()
+    try:
+        return _keep_house(lake, settings, now_ns, [*wanted, *sorted(_postponed.pop(lake.storage.url, ()))])
+    finally:
+        _keeping.release()
+
+
+def _keep_house(lake: Lake, settings: PipelineSettings, now_ns: int, tables: Sequence[str]) -> Upkeep:
     done = Upkeep()
     meta = lake.meta()
     if meta is None:
@@ -55,7 +80,7 @@ def keep_house(lake: Lake, settings: PipelineSettings, *, now_ns: int, tables: I
     state = load_vacuumed(lake.storage, meta.epoch)
     due = state.due(settings.vacuum_hours, now_ns)
     at_ns = dict(state.at_ns)
-    for table in dict.fromkeys([*(lake.tables() if tables is None else tables), *sorted(due)]):
+    for table in dict.fromkeys([*tables, *sorted(due)]):
         is_due = table in due or not settings.vacuum_hours
         try:
             if not lake.exists(table):
@@ -76,6 +101,8 @@ def keep_house(lake: Lake, settings: PipelineSettings, *, now_ns: int, tables: I
         else:
             with translate_write_errors(lake.tables_folder):
                 done.deleted_files += lake.tables_folder.delete_folder(place)
+    if due or not settings.vacuum_hours:
+        done.deleted_files += delete_left_over(lake.storage, before_ns=now_ns - HOUR_NS)
     if (at_ns, aside_ns) != (state.at_ns, state.aside_ns):
         save_vacuumed(lake.storage, Vacuumed(meta.epoch, at_ns, aside_ns))
     return done
@@ -96,49 +123,75 @@ def compact(lake: Lake, table: str, settings: PipelineSettings) -> int:
     """
     Put small files together if there are many; how many there were.
 
+    Commits that only add files may come in between. Each part is a commit of its own, of about ``compact_bytes_max``.
+
     Raises:
-        LakeConflict: The table changed meanwhile; nothing was changed here.
+        LakeConflict: Another run replaced one of the files meanwhile; they stay as they are.
     """
-    small = [file for file in lake.files(table) if file.size < settings.compact_bytes_max // 2]
-    by_day: dict[object, int] = {}
-    for file in small:
-        by_day[file.day] = by_day.get(file.day, 0) + 1
-    if sum(count for count in by_day.values() if count > 1) < settings.compact_files_min:
+    groups = list(_groups(lake.files(table), settings.compact_bytes_max))
+    if sum(map(len, groups)) < settings.compact_files_min:
         return 0
-    note = lake.note(table)
-    with lake.changing(table):
-        target = lake.open(table)
-        done = target.optimize.compact(
-            target_size=settings.compact_bytes_max,
-            writer_properties=WriterProperties(compression="ZSTD"),
-            commit_properties=properties(table, note),
-            post_commithook_properties=NO_HOOKS,
+    schema, now_ms = lake.schema(table), lake.clock.now_ns() // 1_000_000
+    count = (lake.done(table, UPKEEP_APP) or 0) + 1
+    for number, files in enumerate(groups):
+        entry = _put_together(
+            lake, table, files, schema, f"{UPKEEP_APP}-{count:012d}-{os.urandom(4).hex()}-{number:05d}"
         )
-        version = int(target.version())
-        known = {file.name for file in small}
-        lake.sync(table, *(file.name for file in lake.files(table) if file.name not in known), log_file(version))
-    return int(done["numFilesRemoved"])
+        lake.commit_upkeep(
+            table,
+            [add_action(entry, now_ms=now_ms, changes_rows=False)],
+            [remove_action(file, now_ms=now_ms, changes_rows=False) for file in files],
+        )
+    return sum(map(len, groups))
+
+
+def _groups(files: Iterable[DataFile], bytes_max: int) -> Iterator[list[DataFile]]:
+    """Choose which small files become one: those of a day, in the order of their seqs, up to a size."""
+    by_day: dict[object, list[DataFile]] = {}
+    for file in sorted(files, key=lambda file: (file.minimum.get("seq") or 0, file.name)):
+        if file.size < bytes_max // 2:
+            by_day.setdefault(file.day, []).append(file)
+    for small in by_day.values():
+        group: list[DataFile] = []
+        for file in small:
+            if group and sum(each.size for each in group) + file.size > bytes_max:
+                if len(group) > 1:
+                    yield group
+                group = []
+            group.append(file)
+        if len(group) > 1:
+            yield group
+
+
+def _put_together(lake: Lake, table: str, files: Sequence[DataFile], schema: pa.Schema, stem: str) -> dict[str, object]:
+    """Write the rows of files to one; its entry. A batch of rows at a time is in memory."""
+    folder, day = lake.folder(table), files[0].day
+    name = f"{stem}.parquet" if day is None else f"{DAY_COLUMN}={day.isoformat()}/{stem}.parquet"
+    if day is not None:
+        schema = pa.schema([column for column in schema if column.name != DAY_COLUMN])
+    encoding = BRONZE_ENCODING if table in (BRONZE_EVENTS.name, SILVER_EVENTS.name) else {}
+    with (
+        translate_read_errors(folder),
+        translate_write_errors(folder),
+        FileOutput(folder, name, schema, **encoding) as output,
+    ):
+        for batch in lake.dataset(table, files, schema).to_batches():
+            output.add(pa.Table.from_batches([batch]))
+    return output.entry(None if day is None else day.isoformat())
 
 
 def vacuum(lake: Lake, table: str, *, keep_hours: int) -> int:
     """
-    Delete files that are no part of the table any more, and were not for so long; how many.
+    Delete files that are no part of the table any more, and were not for so long; how many. No commit says so.
 
     Raises:
-        LakeConflict: The table changed meanwhile; nothing was deleted.
+        LakeUnwritable: This user may not delete them.
     """
-    note = lake.note(table)
     with lake.changing(table):
         doomed = _doomed(lake, table, keep_hours)
-        if doomed:
-            lake.open(table).vacuum(
-                keep_hours,
-                dry_run=False,
-                enforce_retention_duration=False,
-                full=True,
-                commit_properties=properties(table, note),
-                post_commithook_properties=NO_HOOKS,
-            )
+        # Another run may have committed since; what it added is not deleted, however short ``keep_hours`` is.
+        doomed -= {file.name for file in lake.files(table)} if doomed else set()
+        lake.folder(table).delete(sorted(doomed))
     return len(doomed)
 
 
@@ -187,6 +240,4 @@ def _apply_settings(lake: Lake, table: str, settings: PipelineSettings) -> None:
     have = target.metadata().configuration
     fresh = {name: value for name, value in wanted.items() if have.get(name) != value}
     if fresh:
-        note = lake.note(table)
-        with lake.changing(table):
-            target.alter.set_table_properties(fresh, commit_properties=properties(table, note))
+        lake.commit_upkeep(table, settings=fresh)

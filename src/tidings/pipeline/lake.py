@@ -17,9 +17,10 @@ what must be true together with the data, such as the seq it reaches.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
@@ -27,14 +28,14 @@ from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
-from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
+from deltalake import DeltaTable
+from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from tidings.core.clock import Clock
 
-from .errors import LakeBlocked, LakeConflict, LakeDamaged, LakeUnreachable, UnknownTable
-from .schemas import arrow_schema, struct_of
+from .errors import LakeConflict, LakeDamaged, LakeUnreachable, TableRefused, UnknownTable
+from .schemas import CORE_LAYERS, arrow_schema, is_table_name, struct_of
 from .storage import Storage
 from .storage_errors import blocked, in_the_way, translate_read_errors, translate_write_errors, words_of
 from .table_files import (
@@ -45,25 +46,37 @@ from .table_files import (
     FileReader,
     FileWriter,
     add_action,
-    bounded_columns,
     dataset,
     entry_of,
     write_file,
 )
+from .table_log import (
+    COMMITS_KEPT_MAX,
+    NO_HOOKS,
+    UPKEEP_APP,
+    Commit,
+    Commits,
+    Note,
+    last_note,
+    log_file,
+    properties,
+    table_settings,
+    translate_table_errors,
+)
 
 if TYPE_CHECKING:
+    from deltalake import CommitProperties
     from pyspark.sql import DataFrame, SparkSession
 
 _META: Final = "lake.json"
 _TABLES: Final = "tables"
 _LAYERS: Final = ("bronze", "silver", "gold")
-_NOTE: Final = "tidings"
-_TABLE: Final = "tidings.table"
-_HISTORY_MAX: Final = 100
-NO_HOOKS: Final = PostCommitHookProperties(create_checkpoint=False, cleanup_expired_logs=False)
-"""Checkpoints and clean-up are ``housekeeping``'s, which sees to it that a checkpoint lasts before anything is deleted."""
+JOB_APPS: Final = "job."
+"""How the names of the applications of jobs begin."""
+_MAKING_APP: Final = "made"
+_TRIES_MAX: Final = 20
+"""So often a commit that does not depend on the table's version is tried again behind commits of others."""
 
-Note = dict[str, Any]
 Replaces = Literal["nothing", "all"] | Sequence[date]
 
 
@@ -85,17 +98,20 @@ class Lake:
     Args:
         place: Where they are; made by the first commit.
         clock: For the times that a table's log wants.
+        commits_kept_max: How many commits of each table are kept in memory; older ones are read from its log each time.
     """
 
-    def __init__(self, place: Storage | Path | str, clock: Clock) -> None:
+    def __init__(self, place: Storage | Path | str, clock: Clock, *, commits_kept_max: int = COMMITS_KEPT_MAX) -> None:
         self.storage = Storage.of(place)
         self.clock = clock
+        self._commits_kept_max = commits_kept_max
         self._opening = threading.Lock()
         self._opened: dict[str, DeltaTable] = {}
+        self._writing: dict[str, DeltaTable] = {}
+        """By table, a handle that commits, while no thread has it: whoever reads must not move it on to another version."""
         self._known_files: dict[str, tuple[int, Sequence[DataFile]]] = {}
         """By table, its version and the files that it has then."""
-        self._known_commits: dict[str, tuple[tuple[dict[str, Any], ...], bool]] = {}
-        """By table, its last commits, the newest first, and whether there are no more that can be read."""
+        self._known_commits: dict[str, Commits] = {}
         self._meta: LakeMeta | None = None
         self._is_apart = False
 
@@ -142,8 +158,8 @@ class Lake:
         folder = self.folder(table)
         if folder.url in self._opened:
             return True
-        with self._translate_errors(table):
-            is_there = bool(DeltaTable.is_deltatable(folder.url, dict(folder.options)))
+        with translate_table_errors(folder, table):
+            is_there = bool(DeltaTable.is_deltatable(folder.table_url, dict(folder.options)))
             if not is_there and folder.is_local and (error := in_the_way(folder.path)) is not None:
                 raise error
         return is_there
@@ -157,13 +173,14 @@ class Lake:
             LakeDamaged: Its log cannot be read.
         """
         folder = self.folder(table)
-        with self._translate_errors(table):
+        with translate_table_errors(folder, table):
             if version is not None:
-                return DeltaTable(folder.url, version=version, storage_options=dict(folder.options))
+                return DeltaTable(folder.table_url, version=version, storage_options=dict(folder.options))
             with self._opening:
                 found = self._opened.get(folder.url)
                 if found is None:
-                    self._opened[folder.url] = found = DeltaTable(folder.url, storage_options=dict(folder.options))
+                    found = DeltaTable(folder.table_url, storage_options=dict(folder.options))
+                    self._opened[folder.url] = found
                 else:
                     found.update_incremental()
             return found
@@ -213,7 +230,10 @@ class Lake:
 
     def begin(self, epoch: str) -> None:
         """Note which log the tables are made from. Tables of an epoch before it stay where they are, and are no part of the lake."""
-        tables = _TABLES if self.meta() is None else f"{_TABLES}-{epoch}"
+        before = self.meta()
+        if before is not None and before.epoch == epoch:
+            return  # another run began it a moment ago
+        tables = _TABLES if before is None else f"{_TABLES}-{epoch}"
         self.seen_as(LakeMeta(1, epoch, tables)).save_meta()
         self.meta()
 
@@ -252,8 +272,11 @@ class Lake:
 
     def _files(self, table: str, version: int | None) -> Sequence[DataFile]:
         """All of them, in the order of their names; read from the table's log once for each of its versions."""
-        folder, opened = self.folder(table), self.open(table, version)
+        folder = self.folder(table)
         known = self._known_files.get(folder.url)
+        if known is not None and known[0] == version:
+            return known[1]
+        opened = self.open(table, version)
         if known is not None and known[0] == opened.version():
             return known[1]
         # Of one moment: another thread may have the table go on to its next version meanwhile.
@@ -326,53 +349,38 @@ class Lake:
         Raises:
             LakeDamaged: Somebody put another table there; or nothing was noted lately.
         """
-        for note in self.notes(table):
-            return note
-        if not self.exists(table) or not self.open(table).file_uris():
-            return {}  # a run died between making the table and its first commit
-        raise LakeDamaged(str(self.folder(table)), f"none of its last {_HISTORY_MAX} commits is the pipeline's")
+        return self.standing(table)[1]
 
-    def notes(self, table: str) -> Iterator[Note]:
-        """The notes of the last commits, the newest first, as far back as they are looked at."""
-        for entry in self.commits(table):
-            if (text := entry.get(_NOTE)) is not None:
-                if (whose := entry.get(_TABLE, table)) != table:
-                    raise LakeDamaged(str(self.folder(table)), f"what is there is {whose}")
-                found: Note = json.loads(text)
-                yield found
-
-    def commits(self, table: str) -> Iterator[Mapping[str, Any]]:
+    def standing(self, table: str) -> tuple[int, Note]:
         """
-        The last commits, the newest first, as far back as the table's log goes and they are looked at; none of a table that was never
-        made. Each is read once for all who ask, and no further back than somebody asks: an object store is asked for every one.
+        Return the table's version and the note that holds for it; -1 and nothing if it was never made.
+
+        Raises:
+            LakeDamaged: Somebody put another table there; or nothing was noted lately.
+        """
+        commits = self.commits(table)
+        for newest in commits:
+            note = last_note(itertools.chain([newest], commits), self.folder(table), table)
+            if note is not None:
+                return int(newest["version"]), note
+            break
+        if not self.exists(table) or not self.open(table).file_uris():
+            return -1, {}  # a run died between making the table and its first commit
+        raise LakeDamaged(str(self.folder(table)), "none of its last commits is the pipeline's")
+
+    def commits(self, table: str) -> Iterator[Commit]:
+        """
+        Yield a table's commits, the newest first, as far back as its log goes; none of a table that was never made.
+
+        The last ones are kept in memory, and none is read before somebody asks for it: an object store is asked for every one.
         """
         if not self.exists(table):
-            return
-        url, newest = self.folder(table).url, self.open(table).version()
-        known, is_all = self._known_commits.get(url, ((), False))
-        ahead = newest - known[0]["version"] if known else 0
-        if ahead < 0:  # it lost commits meanwhile
-            known, is_all = (), False
-        elif ahead > 0:
-            fresh = self._read_commits(table, ahead)
-            is_joined = fresh[-1]["version"] == known[0]["version"] + 1
-            known, is_all = ((*fresh, *known)[:_HISTORY_MAX], is_all) if is_joined else (fresh, False)
-        before = newest + 1
-        while True:
-            self._known_commits[url] = (known, is_all)
-            for entry in known:
-                if entry["version"] < before:  # of what came since, nothing: another thread may have it known already
-                    yield entry
-                    before = entry["version"]
-            if is_all:
-                return
-            wanted = min(max(1, 4 * len(known)), _HISTORY_MAX)
-            known = self._read_commits(table, wanted)
-            is_all = len(known) < wanted or wanted == _HISTORY_MAX
-
-    def _read_commits(self, table: str, count: int) -> tuple[dict[str, Any], ...]:
-        with self._translate_errors(table):
-            return tuple(self.open(table).history(min(count, _HISTORY_MAX)))
+            return iter(())
+        folder = self.folder(table)
+        known = self._known_commits.get(folder.url)
+        if known is None:
+            known = self._known_commits.setdefault(folder.url, Commits(folder, table, self._commits_kept_max))
+        return known.read(lambda: self.open(table))
 
     def done(self, table: str, app: str) -> int | None:
         """The last version that an application committed to the table."""
@@ -411,53 +419,216 @@ class Lake:
             LakeUnwritable: There is no room, or no permission.
         """
         folder = self.folder(table)
-        if not self._is_apart and self._folder(table, self._read_meta()) != folder:
-            raise LakeConflict(str(folder), "a repair moved it meanwhile")
+        self._make(table, schema, app=app, is_by_day=is_by_day, is_replaced=replaces == "all")
+        if replaces != "all" and self._add_columns(table, schema, read_version) and read_version is not None:
+            read_version += 1
         days = sorted(day.isoformat() for day in replaces) if not isinstance(replaces, str) else None
-        with self.changing(table):
-            target = self._made(table, schema, is_by_day=is_by_day, is_replaced=replaces == "all")
-            done = target.transaction_version(app)
-            if (done is not None and done >= version) or read_version not in (None, target.version()):
-                raise LakeConflict(str(folder), "another run did the same")
-            if replaces != "all":
-                _add_columns(target, schema, note)
+
+        def write(target: DeltaTable, commit: CommitProperties) -> None:
+            self._check_files(folder, target, adds, removes)
             target.create_write_transaction(
                 [*adds, *removes],
                 "append" if replaces == "nothing" else "overwrite",
                 schema if replaces == "all" else target.schema(),
                 partition_by=[DAY_COLUMN] if is_by_day else None,
                 partition_filters=None if days is None else [(DAY_COLUMN, "in", days)],
-                commit_properties=properties(table, note, {app: version}),
+                commit_properties=commit,
                 post_commithook_properties=NO_HOOKS,
             )
-            target.update_incremental()
-            committed = int(target.version())
-            self.sync(table, log_file(committed))
-        return committed
 
-    def _made(self, table: str, schema: pa.Schema, *, is_by_day: bool, is_replaced: bool) -> DeltaTable:
-        """The table; made if it is not there, or made anew if it is partitioned otherwise and all of it is replaced."""
-        by = [DAY_COLUMN] if is_by_day else []
-        is_there = self.exists(table)
-        if is_there:
-            target = self.open(table)
-            if target.metadata().partition_columns == by:
-                return target
-            if not is_replaced:
-                raise LakeConflict(str(self.folder(table)), "it is partitioned otherwise, and has to be made anew")
+        return self._commit(table, write, app=app, version=version, note=note, read_version=read_version)
+
+    def commit_upkeep(
+        self,
+        table: str,
+        adds: Sequence[AddAction] = (),
+        removes: Sequence[RemoveAction] = (),
+        *,
+        settings: Mapping[str, str] | None = None,
+    ) -> int:
+        """
+        Commit what leaves the table's rows as they are: the same rows in other files, or settings. The last note is repeated.
+
+        Raises:
+            LakeConflict: A file that is replaced is no longer part of the table. Nothing was changed.
+            LakeUnwritable: There is no room, or no permission.
+        """
+
         folder = self.folder(table)
-        if folder.is_local:
-            folder.path.mkdir(parents=True, exist_ok=True)
-        DeltaTable.create(
-            folder.url,
-            schema,
-            mode="overwrite" if is_there else "error",
-            partition_by=by or None,
-            configuration=table_settings(schema),
-            storage_options=dict(folder.options),
-            post_commithook_properties=NO_HOOKS,
-        )
-        return self.open(table)
+
+        def write(target: DeltaTable, commit: CommitProperties) -> None:
+            if settings is not None:
+                target.alter.set_table_properties(dict(settings), commit_properties=commit)
+                return
+            self._check_files(folder, target, adds, removes)
+            target.create_write_transaction(
+                [*adds, *removes],
+                "append",
+                target.schema(),
+                partition_by=target.metadata().partition_columns or None,
+                commit_properties=commit,
+                post_commithook_properties=NO_HOOKS,
+            )
+
+        return self._commit(table, write, app=UPKEEP_APP)
+
+    def _commit(
+        self,
+        table: str,
+        write: Callable[[DeltaTable, CommitProperties], object],
+        *,
+        app: str,
+        version: int | None = None,
+        note: Note | None = None,
+        read_version: int | None = None,
+    ) -> int:
+        """
+        Commit to a table; its new version. Every commit to a table that is there goes this way.
+
+        The commit is made to one version of the table, and fails if another one comes first. Without ``read_version`` it is then
+        tried again behind that one, with the checks done anew.
+
+        Args:
+            table: Which table.
+            write: Makes the commit with the handle and the properties that it is given, or answers ``False`` if there is nothing
+                to commit; called again for each try.
+            app, version: Whose step it is, and which; the next one if left out.
+            note: What is true from now on; the note of the version that is committed to if left out.
+            read_version: The only version that may be committed to.
+
+        Raises:
+            LakeConflict: Somebody else did this step, or came in between. Nothing was changed.
+            LakeUnwritable, LakeUnreachable, LakeDamaged
+        """
+        folder = self.folder(table)
+        self._check_place(table)
+        for _ in range(_TRIES_MAX):
+            with self.changing(table), self._held(table) as target:
+                at, done = int(target.version()), target.transaction_version(app)
+                step = (done or 0) + 1 if version is None else version
+                if (done is not None and done >= step) or read_version not in (None, at):
+                    raise LakeConflict(str(folder), "another run did the same")
+                said = self._note_at(target, table) if note is None else note
+                try:
+                    if write(target, properties(table, said, app, step)) is False:
+                        return at
+                except CommitFailedError:
+                    if read_version is not None or not self._has_moved(target, at):
+                        raise
+                    continue
+                self.sync(table, log_file(at + 1))
+                return at + 1
+        raise LakeConflict(str(folder), "others commit to it all the time")
+
+    @contextlib.contextmanager
+    def _held(self, table: str) -> Iterator[DeltaTable]:
+        """A handle of the table as it is now, which nobody else moves on until this ends."""
+        folder = self.folder(table)
+        target = self._writing.pop(folder.url, None)
+        if target is None:
+            target = DeltaTable(folder.table_url, storage_options=dict(folder.options))
+        else:
+            target.update_incremental()
+        yield target
+        self._writing[folder.url] = target
+
+    def _has_moved(self, target: DeltaTable, at: int) -> bool:
+        """Whether there is a version after this one."""
+        target.update_incremental()
+        return int(target.version()) > at
+
+    def _note_at(self, target: DeltaTable, table: str) -> Note | None:
+        """The note that holds for the version that a handle is at."""
+        at = int(target.version())
+        commits = (entry for entry in self.commits(table) if entry["version"] <= at)
+        return last_note(commits, self.folder(table), table)
+
+    def _check_place(self, table: str) -> None:
+        folder = self.folder(table)
+        if not self._is_apart and self._folder(table, self._read_meta()) != folder:
+            raise LakeConflict(str(folder), "a repair moved it meanwhile")
+
+    @staticmethod
+    def _check_files(
+        folder: Storage, target: DeltaTable, adds: Sequence[AddAction], removes: Sequence[RemoveAction]
+    ) -> None:
+        """
+        Make sure that files that go are part of the table, and that those that come are still there.
+
+        Raises:
+            LakeConflict: They are not. What the commit is about was done, or swept away, by somebody else.
+        """
+        if removes:
+            there = {unquote(path) for path in pa.table(target.get_add_actions(flatten=True))["path"].to_pylist()}
+            if any(each.path not in there for each in removes):
+                raise LakeConflict(str(folder), "a file that was to be replaced is no part of it any more")
+        if folder.is_local and any(not (folder.path / each.path).exists() for each in adds):
+            raise LakeConflict(str(folder), "a file that was to be added has been deleted")
+
+    def _make(self, table: str, schema: pa.Schema, *, app: str, is_by_day: bool, is_replaced: bool) -> None:
+        """Make a table if it is not there, or anew if it is partitioned otherwise and all of it is replaced."""
+        self._check_owner(table, app)
+        self._check_place(table)
+        folder, by = self.folder(table), [DAY_COLUMN] if is_by_day else []
+
+        def make(mode: Literal["error", "overwrite"], commit: CommitProperties) -> None:
+            DeltaTable.create(
+                folder.table_url,
+                schema,
+                mode=mode,
+                partition_by=by or None,
+                configuration=table_settings(schema),
+                storage_options=dict(folder.options),
+                commit_properties=commit,
+                post_commithook_properties=NO_HOOKS,
+            )
+
+        with self.changing(table):
+            if not self.exists(table):
+                if folder.is_local:
+                    folder.path.mkdir(parents=True, exist_ok=True)
+                try:
+                    make("error", properties(table, None, _MAKING_APP, 1))
+                except DeltaError:
+                    if not DeltaTable.is_deltatable(folder.table_url, dict(folder.options)):
+                        raise  # otherwise another run has made it this moment
+            if self.open(table).metadata().partition_columns == by:
+                return
+        if not is_replaced:
+            raise LakeConflict(str(folder), "it is partitioned otherwise, and has to be made anew")
+        self._commit(table, lambda _, commit: make("overwrite", commit), app=_MAKING_APP)
+
+    def _check_owner(self, table: str, app: str) -> None:
+        """
+        Make sure that an application may write a table.
+
+        Raises:
+            TableRefused: A job may not: the table is the pipeline's own, or has a name that nobody would find it by.
+        """
+        if not is_table_name(table):
+            raise TableRefused(table, "its name is not like gold.topic_minutes: a layer and a name, in a-z, 0-9 and _")
+        if app.startswith(JOB_APPS) and table.partition(".")[0] in CORE_LAYERS:
+            raise TableRefused(table, "the layers bronze and silver are the pipeline's own, and jobs only read them")
+
+    def _add_columns(self, table: str, schema: pa.Schema, read_version: int | None) -> bool:
+        """Add the columns that a newer version of the pipeline has, null for rows from before; whether there were any."""
+        from deltalake import Schema as DeltaSchema
+
+        def fresh(target: DeltaTable) -> pa.Schema:
+            have = set(pa.schema(target.schema().to_arrow()).names)
+            return pa.schema([column for column in schema if column.name not in have])
+
+        if not len(fresh(self.open(table))):
+            return False
+
+        def add(target: DeltaTable, commit: CommitProperties) -> bool:
+            columns = fresh(target)
+            if len(columns):
+                target.alter.add_columns(DeltaSchema.from_arrow(columns).fields, commit_properties=commit)
+            return bool(len(columns))
+
+        self._commit(table, add, app=UPKEEP_APP, read_version=read_version)
+        return True
 
     def sync(self, table: str, *names: str) -> None:
         """Have files of a table last, that the table library wrote: retention drops segments on the word of a commit."""
@@ -548,35 +719,9 @@ class Lake:
             LakeConflict: Somebody else committed meanwhile. Nothing was changed.
             LakeUnwritable, LakeUnreachable, LakeDamaged
         """
-        with self._translate_errors(table), translate_write_errors(self.folder(table)):
-            yield
-
-    @contextlib.contextmanager
-    def _translate_errors(self, table: str) -> Iterator[None]:
-        """What the table library raises, in our words."""
         folder = self.folder(table)
-        try:
+        with translate_table_errors(folder, table), translate_write_errors(folder):
             yield
-        except TableNotFoundError as error:
-            raise UnknownTable(table, "there is no such table") from error
-        except CommitFailedError as error:
-            for each in (folder.path / "_delta_log").glob("*.json") if folder.is_local else ():
-                if not each.is_file():
-                    raise LakeBlocked(str(each), "no file, and a commit has to be there") from error
-            raise LakeConflict(str(folder), "another commit came first") from error
-        except DeltaError as error:
-            if (known := blocked(folder, error)) is not None:
-                raise known from error
-            text = words_of(error)
-            if not folder.is_local and "Generic " in text:
-                raise LakeUnreachable(str(folder), text) from error
-            raise LakeDamaged(str(folder), text) from error
-        except OSError as error:
-            if (known := blocked(folder, error)) is not None:
-                raise known from error
-            if folder.is_local:
-                raise
-            raise LakeUnreachable(str(folder), words_of(error)) from error
 
 
 def can_open(spark: SparkSession, folder: Storage) -> bool:
@@ -593,41 +738,6 @@ def can_open(spark: SparkSession, folder: Storage) -> bool:
     except Py4JJavaError:  # no such library, or not all of it
         return False
     return True
-
-
-def properties(table: str, note: Note, versions: Mapping[str, int] | None = None) -> CommitProperties:
-    """A commit with a note, that fails if another comes in between: the note speaks of the table as it was looked at."""
-    return CommitProperties(
-        custom_metadata={_NOTE: json.dumps(note), _TABLE: table},
-        max_commit_retries=0,
-        app_transactions=[Transaction(app, version) for app, version in (versions or {}).items()],
-    )
-
-
-def log_file(version: int, kind: str = "json") -> str:
-    """The file of a table's log that is about a version."""
-    return f"_delta_log/{version:020d}.{kind}"
-
-
-def table_settings(schema: pa.Schema, keep_hours: int = 24) -> dict[str, str]:
-    """What a table's log says about how it is to be kept: for how long, and which columns' bounds are stored."""
-    return {
-        "delta.logRetentionDuration": f"interval {keep_hours} hours",
-        "delta.deletedFileRetentionDuration": f"interval {keep_hours} hours",
-        "delta.enableExpiredLogCleanup": "true",
-        "delta.dataSkippingStatsColumns": ",".join(f"`{name}`" for name in bounded_columns(schema)),
-    }
-
-
-def _add_columns(target: DeltaTable, schema: pa.Schema, note: Note) -> None:
-    """Columns that a newer version of the pipeline has; rows from before have nothing there."""
-    from deltalake import Schema as DeltaSchema
-
-    have = set(pa.schema(target.schema().to_arrow()).names)
-    fresh = pa.schema([column for column in schema if column.name not in have])
-    if len(fresh):
-        target.alter.add_columns(DeltaSchema.from_arrow(fresh).fields)
-        target.update_incremental()
 
 
 def stem(app: str, version: int, run: str) -> str:

@@ -26,6 +26,7 @@ from tidings.log.record import Record
 from tidings.log.segment import decode
 
 from .bronze_task import quarantine_row
+from .consistency import files_that_repeat, mended_note
 from .damage import Damage, Range, Seqs, find_damage, find_meta, gaps_in, loose_files, note_if_readable, seqs_of
 from .errors import SegmentMissing
 from .jobs.job import Job
@@ -45,6 +46,7 @@ from .settings import PipelineSettings
 from .silver import FROM_THE_BEGINNING
 from .source import LogSource
 from .state_files import Hints
+from .status import JobStates
 from .storage import Storage
 from .storage_errors import translate_read_errors, translate_write_errors
 from .table_files import DataFile, remove_action, write_file
@@ -115,11 +117,17 @@ class LakeRepair:
         if meta is not None:
             self.is_meta_made = True
             self._lake = self._lake.seen_as(meta)
-        self.damage = find_damage(self._lake, advance)
-        damaged = self.damage.files.keys() | self.damage.logs.keys()
-        self.jobs = [job for job in self.jobs if damaged & {output.table for output in job.writes}]
+        self.damage = damage = find_damage(self._lake, advance, self.jobs)
+        damaged = damage.files.keys() | damage.logs.keys()
+        wrong = damaged | damage.wrong_jobs.keys()
+        self.jobs = [job for job in self.jobs if wrong & {output.table for output in job.writes}]
         made = {output.table for job in self.jobs for output in job.writes}
-        self.silver_anew = frozenset(damaged) & FROM_THE_BEGINNING - ({SILVER_EVENTS.name} - self.damage.logs.keys())
+        self.silver_anew = frozenset(damaged) & FROM_THE_BEGINNING - ({SILVER_EVENTS.name} - damage.logs.keys())
+        self.silver_anew |= damage.repeated.keys() & FROM_THE_BEGINNING
+        if damage.disagreements:
+            self.silver_anew |= {SILVER_EVENTS.name}
+        if SILVER_EVENTS.name in self.silver_anew:
+            self.silver_anew |= {SILVER_SYNC_EVENTS.name}
         self._kept = frozenset(damaged - made - self.silver_anew - _MENDED)
 
     def mend(self) -> None:
@@ -141,6 +149,35 @@ class LakeRepair:
         if (self.done.healed or self.done.lost) and lake.exists(SILVER_SYNC_EVENTS.name):
             self.silver_anew |= {SILVER_SYNC_EVENTS.name}
         make_room(lake, damage, self._kept, run=self._run, now_ns=self._now_ns)
+        self._mend_notes(lake)
+        if not damage.is_whole:
+            JobStates(lake.storage, lake.epoch).reached(0)  # whatever a run was asked for, something is left to do
+
+    @property
+    def needs_run(self) -> bool:
+        """Whether a run of the pipeline over ``jobs`` has to follow."""
+        return bool(self.jobs or self.silver_anew or self.damage.unfilled)
+
+    def _mend_notes(self, lake: Lake) -> None:
+        """Have the steps of tables follow one another again, and the positions of groups be there once."""
+        for table, behind in self.damage.behind.items():
+            if table == BRONZE_EVENTS.name:
+                continue  # done with its rows
+            version, note = lake.standing(table)
+            lake.commit(
+                table,
+                lake.schema(table),
+                (),
+                app=_APP,
+                version=(lake.done(table, _APP) or 0) + 1,
+                note=mended_note(note, behind),
+                read_version=version,
+            )
+        name = SILVER_GROUP_POSITIONS.name
+        if name in self.damage.repeated:
+            ddl = SILVER_GROUP_POSITIONS.schema
+            rows, version = _distinct(lake, name, lake.files(name), arrow_schema(ddl)), lake.done(name, _APP) or 0
+            lake.write_rows(rows, name, ddl, app=_APP, version=version + 1, note=lake.note(name), run=self._run)
 
 
 # Bronze and its quarantine
@@ -159,15 +196,27 @@ def repair_bronze(
     """
     name, schema = BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema)
     is_moved = name in damage.logs
-    if not damage.missing and not is_moved and not damage.is_quarantine_hurt:
+    is_mended = name in damage.repeated or name in damage.behind or QUARANTINE.name in damage.repeated
+    if not damage.missing and not is_moved and not damage.is_quarantine_hurt and not is_mended:
         return BronzeRepair()
     gone = [] if is_moved else [each.file for each in damage.files.get(name, ())]
     target = lake.moving(name) if is_moved else lake
-    note = note_if_readable(lake, name) or {"epoch": lake.epoch, "batch": 1}
-    read_version = None if is_moved else int(lake.open(name).version())
+    if is_moved:
+        read_version, note = None, note_if_readable(lake, name)
+    else:
+        read_version, note = lake.standing(name)
+    note = note or {"epoch": lake.epoch, "batch": 1}
+    if (behind := damage.behind.get(name)) is not None:
+        note = mended_note(note, behind)
     version = (target.done(name, _APP) or 0) + 1
     folder = target.folder(name)
-    entries = list(_taken_over(lake, folder, damage, stem(_APP, version, run))) if is_moved else []
+    entries = []
+    if is_moved:
+        entries = list(_once(lake, folder, loose_files(lake, name), damage.until, stem(_APP, version, run)))
+    elif name in damage.repeated:
+        repeating = [file for file in files_that_repeat(lake, name) if file not in gone]
+        entries = list(_once(lake, folder, repeating, damage.until, stem(_APP, version, run)))
+        gone += repeating
     kept = len(entries)
     dropped: list[Range] = []
     bad: list[MisplacedLine] = []
@@ -181,14 +230,15 @@ def repair_bronze(
         if entry is not None:
             entries.append(entry)
             known = np.unique(np.concatenate([known, *found]))
-    bounds = [(file.minimum.get("seq", 1), file.maximum.get("seq", damage.until)) for file in gone]
+    hurt = [each.file for each in damage.files.get(name, ())] if not is_moved else []
+    bounds = [(file.minimum.get("seq", 1), file.maximum.get("seq", damage.until)) for file in hurt]
     bounds += dropped if is_moved or damage.is_quarantine_hurt else []
     lost = _within(gaps_in(known, damage.until), bounds)
     if QUARANTINE.name in damage.logs:
         target = target.moving(QUARANTINE.name)
     again = [quarantine_row(each, lake.epoch, settings.quarantine_line_bytes_max, now_ns // 1000) for each in bad]
     lost, healed = _mend_quarantine(lake, target, place, damage, lost, again, run=run, now_ns=now_ns)
-    if entries or gone or is_moved:
+    if entries or gone or is_moved or behind is not None:
         target.commit(
             name,
             schema,
@@ -205,10 +255,9 @@ def repair_bronze(
     return BronzeRepair(sum(int(entry["rows"]) for entry in entries[kept:]), healed, lost)
 
 
-def _taken_over(lake: Lake, folder: Storage, damage: Damage, name: str) -> Iterator[dict[str, Any]]:
-    """Files for another folder of bronze that hold each record once that the readable files of the present one hold."""
+def _once(lake: Lake, folder: Storage, files: Sequence[DataFile], until: int, name: str) -> Iterator[dict[str, Any]]:
+    """Write files to a folder of bronze that hold each record up to a seq once that these files hold; their entries."""
     table, schema = BRONZE_EVENTS.name, arrow_schema(BRONZE_EVENTS.schema)
-    files = loose_files(lake, table)
     gone = pc.field("payload").is_null() & pc.field("sealed").is_null()
     with translate_read_errors(lake.folder(table)):
         rows = lake.dataset(table, files, schema).to_table(["seq"], filter=gone) if files else None
@@ -222,7 +271,11 @@ def _taken_over(lake: Lake, folder: Storage, damage: Damage, name: str) -> Itera
                 part = pa.Table.from_batches([batch])
                 seqs = part["seq"].to_numpy()
                 says = pc.or_(pc.is_valid(part["payload"]), pc.is_valid(part["sealed"])).to_numpy()
-                wanted = (seqs <= damage.until) & ~np.isin(seqs, known) & ~(says & np.isin(seqs, erased))
+                wanted = (seqs <= until) & ~np.isin(seqs, known) & ~(says & np.isin(seqs, erased))
+                wanted &= ~np.isin(seqs, np.concatenate(kept)) if kept else True
+                first = np.zeros(len(seqs), dtype=bool)
+                first[np.unique(np.where(wanted, seqs, -1), return_index=True)[1]] = True  # a file may repeat itself
+                wanted &= first
                 kept.append(seqs[wanted])
                 yield part.filter(pa.array(wanted))
 
@@ -330,7 +383,7 @@ def _mend_quarantine(
         {"reason": _LOST, "first_seq": first, "last_seq": last, "found_at": now_ns // 1000, "epoch": epoch}
         for first, last in news
     ]
-    if len(kept) != len(before) or fresh or damage.is_quarantine_hurt:
+    if len(kept) != len(before) or fresh or damage.is_quarantine_hurt or name in damage.repeated:
         target.write_rows(
             pa.Table.from_pylist([*kept, *back, *fresh], schema=schema),
             name,

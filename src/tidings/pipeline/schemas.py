@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -70,6 +71,9 @@ SILVER_SEGMENTS: Final = TableSpec(
     " first_seq bigint, last_seq bigint, size_bytes bigint, last_written_at timestamp",
     "One row a segment of the log, as it stood when a run last took in records.",
 )
+CORE_LAYERS: Final = ("bronze", "silver")
+"""The layers that only the pipeline itself writes."""
+_TABLE_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,127}")
 MESSAGES: Final = "message string"
 """What the data source gives when it archives: see ``bronze_task``."""
 CORE_TABLES: Final = (
@@ -82,6 +86,11 @@ CORE_TABLES: Final = (
     SILVER_SYNC_EVENTS,
     SILVER_SEGMENTS,
 )
+
+
+def is_table_name(name: str) -> bool:
+    """Return whether a table can have this name: a layer and a name, in lower-case letters, digits and underscores."""
+    return _TABLE_NAME.fullmatch(name) is not None
 
 
 def arrow_schema(ddl: str) -> pa.Schema:

@@ -30,7 +30,7 @@ from tidings.log.embedded.cursors import CursorFiles
 from tidings.log.embedded.disk import Disk
 from tidings.log.embedded.layout import Layout
 
-from .lake import Lake, Note, Replaces, rows_of, stem
+from .lake import Lake, Replaces, rows_of, stem
 from .schemas import (
     BRONZE_EVENTS,
     SILVER_DEAD_LETTERS,
@@ -47,6 +47,7 @@ from .settings import PipelineSettings
 from .source import log_segments
 from .storage_errors import translate_read_errors, translate_write_errors
 from .table_files import DataFile, write_file
+from .table_log import Note
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import os
+import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -19,7 +21,7 @@ from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote, urlsplit
 
 from tidings.core.errors import SettingsError
-from tidings.log.embedded.disk import OsDisk, replace_file
+from tidings.log.embedded.disk import OsDisk
 
 if TYPE_CHECKING:
     import pyarrow.fs as pafs  # type: ignore[import-untyped]
@@ -96,6 +98,11 @@ class Storage:
         """A folder within it."""
         return Storage("/".join((self.url, *names)), self.options)
 
+    @property
+    def table_url(self) -> str:
+        """The folder as delta-rs wants it: an address, with what has a meaning in addresses escaped."""
+        return self.path.as_uri() if self.is_local else self.url
+
     def uri(self, name: str) -> str:
         """Where a file is, as Spark and delta-rs want it."""
         return f"{self.url}/{name}"
@@ -115,11 +122,15 @@ class Storage:
             return None
 
     def replace(self, name: str, data: bytes) -> None:
-        """Give a file new content as a whole, which lasts when this returns; a crash leaves the old content or the new."""
+        """
+        Give a file new content as a whole, which lasts when this returns; a crash leaves the old content or the new.
+
+        Any number of processes and threads may do so at once: readers see the content that one of them gave it.
+        """
         if self.is_local:
             path = self.path / name
             _make_folder(path.parent)
-            replace_file(_DISK, path, data)
+            _replace(path, data)
             return
         with self.filesystem().open_output_stream(name) as file:
             file.write(data)
@@ -254,6 +265,43 @@ class _BytesSink:
         if not self.closed:
             self.closed = True
             self._stream.close()
+
+
+_fresh_numbers: Final = itertools.count()
+_FRESH: Final = re.compile(r".+\.[0-9a-f]+-[0-9a-f]+\.new")
+"""The name of a file whose content is being written, of a process and a number; it takes another name when it is whole."""
+
+
+def _replace(path: Path, data: bytes) -> None:
+    """Write a file beside another, under a name that no other writer has, and give it that one's name."""
+    while True:
+        fresh = path.with_name(f"{path.name}.{os.getpid():x}-{next(_fresh_numbers):x}.new")
+        try:
+            fd = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+        except FileExistsError:
+            continue  # left by a process of that number, perhaps of another machine
+        break
+    try:
+        with open(fd, "wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        fresh.replace(path)
+    except BaseException:
+        fresh.unlink(missing_ok=True)
+        raise
+    _DISK.sync_folder(path.parent)
+
+
+def delete_left_over(place: Storage, *, before_ns: int) -> int:
+    """Delete what writers of small files left behind when they were killed, if it was written before a time; how many files."""
+    found = []
+    for path in place.path.iterdir() if place.is_local and place.path.is_dir() else ():
+        with contextlib.suppress(FileNotFoundError):
+            if _FRESH.fullmatch(path.name) and path.stat().st_mtime_ns < before_ns:
+                found.append(path.name)
+    place.delete(found)
+    return len(found)
 
 
 def _make_folder(folder: Path) -> None:

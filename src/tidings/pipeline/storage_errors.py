@@ -54,7 +54,9 @@ def blocked(place: Storage, error: BaseException) -> LakeError | None:
         return LakeUnwritable(str(path), problem)
     if known.errno == errno.EISDIR:
         return LakeBlocked(str(path), _NO_FOLDER)
-    if known.errno in _BLOCKED and (found := in_the_way(path)) is not None:
+    # A name that is not there to be given away says nothing of the one that was to be taken.
+    at = path.parent if known.errno == errno.ENOENT and known.filename2 else path
+    if known.errno in _BLOCKED and (found := in_the_way(at)) is not None:
         return found
     if known.errno == errno.ENOTDIR or "Not a directory" in text:
         # What is not on the way to the table is inside it.

@@ -276,18 +276,18 @@ class FileWriter:
             yield day.as_py().isoformat(), rest.filter(pc.equal(days, day))
 
 
-def add_action(entry: Mapping[str, Any], *, now_ms: int) -> AddAction:
-    """The entry that makes a file a part of its table."""
+def add_action(entry: Mapping[str, Any], *, now_ms: int, changes_rows: bool = True) -> AddAction:
+    """The entry that makes a file a part of its table; ``changes_rows`` unless its rows were there in other files."""
     day = entry["day"]
     partition = {} if day is None else {DAY_COLUMN: day}
-    return AddAction(entry["name"], entry["size"], partition, now_ms, True, entry["stats"])
+    return AddAction(entry["name"], entry["size"], partition, now_ms, changes_rows, entry["stats"])
 
 
-def remove_action(file: DataFile, *, now_ms: int) -> RemoveAction:
-    """The entry that takes a file out of its table; the file itself stays until it is vacuumed."""
+def remove_action(file: DataFile, *, now_ms: int, changes_rows: bool = True) -> RemoveAction:
+    """The entry that takes a file out of its table, with its rows unless others have them; the file stays until it is vacuumed."""
     return RemoveAction(
         path=file.name,
-        data_change=True,
+        data_change=changes_rows,
         deletion_timestamp=now_ms,
         size=file.size,
         partition_values={} if file.day is None else {DAY_COLUMN: file.day.isoformat()},

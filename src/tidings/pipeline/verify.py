@@ -21,14 +21,13 @@ from tidings.log.record import Record
 from tidings.log.segment import decode
 
 from .bronze import bronze_state, check_reach
+from .consistency import IS_WHOLE, count_disagreements, find_repeated
 from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS
 from .storage_errors import translate_read_errors
 
 _BLOCK_BYTES: Final = 4 << 20
 _MASK: Final = (1 << 64) - 1
-_IS_WHOLE: Final = "(payload is not null or sealed is not null)"
-_SAYS: Final = "event_id, space_id, topic, hash(type, partitions, payload) as said, true as is_there"
 _COLUMNS: Final = ["topic", "offset", "seq", "event_id", "space_id", "payload", "sealed"]
 
 
@@ -74,7 +73,7 @@ class LakeComparison:
     streams: tuple[StreamComparison, ...]
     quarantined: int
     repeated_offsets: int
-    """Records that bronze has more than once."""
+    """Records that bronze has more than once, and events that silver has more than once."""
     missing_in_silver: int
     """Ids that bronze has and silver has not, or the other way round."""
     erased: int = 0
@@ -169,7 +168,7 @@ def _erased(lake: Lake) -> frozenset[int]:
         return frozenset()
     with translate_read_errors(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
         duck.register("bronze", lake.dataset(BRONZE_EVENTS.name))
-        rows = duck.execute(f"select seq from bronze where not {_IS_WHOLE}").fetchall()
+        rows = duck.execute(f"select seq from bronze where not {IS_WHOLE}").fetchall()
     return frozenset(row[0] for row in rows)
 
 
@@ -185,18 +184,6 @@ def _count(lake: Lake, table: str) -> int:
 
 
 def _within_lake(lake: Lake) -> tuple[int, int]:
-    """How many records bronze has more than once, and how many events bronze and silver disagree on."""
-    if not lake.exists(BRONZE_EVENTS.name):
-        return 0, 0
-    with translate_read_errors(lake.tables_folder), duckdb.connect(config={"memory_limit": "1GB"}) as duck:
-        duck.register("bronze", lake.dataset(BRONZE_EVENTS.name))
-        (repeated,) = duck.execute("select count(*) - count(distinct seq) from bronze").fetchall()
-        if not lake.exists(SILVER_EVENTS.name):
-            return int(repeated[0]), 0
-        duck.register("silver", lake.dataset(SILVER_EVENTS.name))
-        (missing,) = duck.execute(
-            f"select count(*) from (select distinct {_SAYS} from bronze where {_IS_WHOLE}) b"
-            f" full join (select distinct {_SAYS} from silver) s using (event_id, space_id, topic, said)"
-            " where b.is_there is null or s.is_there is null"
-        ).fetchall()
-    return int(repeated[0]), int(missing[0])
+    """How many records bronze or silver has more than once, and how many events bronze and silver disagree on."""
+    tables = [table for table in (BRONZE_EVENTS.name, SILVER_EVENTS.name) if lake.exists(table)]
+    return sum(find_repeated(lake, tables).values()), count_disagreements(lake)

@@ -8,23 +8,29 @@ import os
 import random
 import shutil
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
+from deltalake import DeltaTable
 
 from tests.s3_server import new_bucket, recorded
 from tidings.core.clock import SYSTEM_CLOCK
+from tidings.pipeline.bronze import bronze_state, check_reach
 from tidings.pipeline.catalogue import describe, query
 from tidings.pipeline.damage import Damage, check_held, find_damage, find_damaged_logs
-from tidings.pipeline.errors import LakeBlocked, LakeConflict, LakeDamaged, QueryRefused, UnknownTable
-from tidings.pipeline.housekeeping import checkpoint, compact, vacuum
-from tidings.pipeline.lake import Lake
-from tidings.pipeline.schemas import BRONZE_EVENTS, TableSpec, arrow_schema
+from tidings.pipeline.errors import LakeBlocked, LakeConflict, LakeDamaged, QueryRefused, TableRefused, UnknownTable
+from tidings.pipeline.housekeeping import Upkeep, checkpoint, compact, keep_house, vacuum
+from tidings.pipeline.lake import Lake, LakeMeta
+from tidings.pipeline.schemas import BRONZE_EVENTS, SILVER_EVENTS, TableSpec, arrow_schema
 from tidings.pipeline.settings import PipelineSettings
+from tidings.pipeline.state_files import save_archived
 from tidings.pipeline.storage import Storage
-from tidings.pipeline.table_files import write_file
+from tidings.pipeline.table_files import FileWriter, write_file
+from tidings.pipeline.table_log import properties
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -122,16 +128,246 @@ def test_of_two_that_commit_at_once_one_is_told(lake: Lake, monkeypatch: pytest.
     """
     put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
     other = Lake(lake.storage, SYSTEM_CLOCK)
-    opened = other.open(TABLE.name)
-    put(lake, [{"day": 1, "name": "b", "n": 1}], 2)
+    put(other, [{"day": 1, "name": "b", "n": 1}], 2)
 
     with pytest.raises(LakeConflict):
         put(Lake(lake.storage, SYSTEM_CLOCK), [{"day": 1, "name": "c", "n": 1}], 2, run="other")
-    monkeypatch.setattr(other, "open", lambda _: opened)
+    between(monkeypatch, other, lambda: put(lake, [{"day": 1, "name": "d", "n": 1}], 3))
     with pytest.raises(LakeConflict):
-        put(other, [{"day": 1, "name": "d", "n": 1}], 3, run="late")
+        put(other, [{"day": 1, "name": "e", "n": 1}], 3, run="late")
 
-    assert names(lake) == ["b"]
+    assert names(lake) == ["d"]
+
+
+def between(monkeypatch: pytest.MonkeyPatch, lake: Lake, come: Callable[[], object]) -> None:
+    """Have something happen once, between the last look of a commit at its table and the commit."""
+    check, coming = lake._check_files, iter([come])
+
+    def checked(*given: Any) -> None:
+        check(*given)
+        for step in coming:
+            step()
+
+    monkeypatch.setattr(lake, "_check_files", checked)
+
+
+def test_a_commit_goes_on_behind_one_of_another_application(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    A step that nobody else has done is done, though others commit at the same moment; one that was planned by a version is not.
+    """
+    put(lake, [{"day": 1, "name": "a", "n": 1}], 1)
+    other = Lake(lake.storage, SYSTEM_CLOCK)
+    row = pa.Table.from_pylist([{"day": 2, "name": "b", "n": 1}], schema=arrow_schema(TABLE.schema))
+
+    def add() -> None:
+        lake.write_rows(row, TABLE.name, TABLE.schema, app="x", version=1, note={"seq": 9}, run="x", replaces="nothing")
+
+    between(monkeypatch, other, add)
+    put(other, [{"day": 3, "name": "c", "n": 1}], 2, run="other")
+    assert names(lake) == ["c"]
+
+    version = other.open(TABLE.name).version()
+    between(monkeypatch, other, lambda: put(lake, [{"day": 1, "name": "d", "n": 1}], 3))
+    with pytest.raises(LakeConflict):
+        other.commit(
+            TABLE.name,
+            arrow_schema(TABLE.schema),
+            [],
+            app="repair",
+            version=1,
+            note={},
+            replaces="all",
+            read_version=version,
+        )
+    assert names(lake) == ["d"]
+
+
+def grown(lake: Lake, versions: range) -> None:
+    """Add a row to the table in each of these versions."""
+    for version in versions:
+        rows = pa.Table.from_pylist(
+            [{"day": version, "name": f"n{version}", "n": 1}], schema=arrow_schema(TABLE.schema)
+        )
+        lake.write_rows(
+            rows,
+            TABLE.name,
+            TABLE.schema,
+            app="grow",
+            version=version,
+            note={"seq": version, "batch": version},
+            run="r",
+            replaces="nothing",
+        )
+
+
+def test_two_compactions_of_one_version_leave_each_row_once(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """
+    Two housekeepers that saw the same version put the same files together: the second commits nothing.
+    """
+    settings = PipelineSettings(compact_files_min=4)
+    other = Lake(tmp_path / "lake", SYSTEM_CLOCK)
+    grown(lake, range(1, 7))
+    other.files(TABLE.name)
+    between(monkeypatch, other, lambda: compact(lake, TABLE.name, settings))
+
+    with pytest.raises(LakeConflict):
+        compact(other, TABLE.name, settings)
+
+    assert names(lake) == [f"n{version}" for version in range(1, 7)]
+    assert len(lake.files(TABLE.name)) == 1
+
+
+def test_delta_rs_lets_two_compactions_of_one_version_pass(lake: Lake) -> None:
+    """
+    Why compaction is not left to delta-rs: two of one version both commit, and every row is there twice, although each carries the
+    next count of the same application and is not to be tried again. If a new version refuses the second one, ours can go.
+    """
+    grown(lake, range(1, 7))
+    handles = [DeltaTable(lake.folder(TABLE.name).table_url) for _ in range(2)]
+    for handle in handles:
+        handle.optimize.compact(commit_properties=properties(TABLE.name, {}, "upkeep", 1))
+
+    assert len(names(lake)) == 12
+
+
+def test_housekeeping_takes_no_note_back(lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """
+    A run that commits while another one puts files together, or changes settings, has the last word: its note stays, and the next
+    step of both is possible.
+    """
+    settings = PipelineSettings(compact_files_min=4, keep_hours=7)
+    other = Lake(tmp_path / "lake", SYSTEM_CLOCK)
+    lake.begin("e")
+    grown(lake, range(1, 7))
+
+    between(monkeypatch, other, lambda: grown(lake, range(7, 8)))
+    assert compact(other, TABLE.name, settings) == 6
+    assert lake.note(TABLE.name) == {"seq": 7, "batch": 7}
+
+    def noted(target: DeltaTable, table: str) -> dict[str, Any] | None:
+        found = Lake._note_at(other, target, table)
+        for version in coming:
+            grown(lake, range(version, version + 1))
+        return found
+
+    coming = iter([8])
+    monkeypatch.setattr(other, "_note_at", noted)
+    keep_house(other, settings, now_ns=1, tables=[TABLE.name])
+    assert list(coming) == []
+    assert (lake.note(TABLE.name), lake.done(TABLE.name, "grow")) == ({"seq": 8, "batch": 8}, 8)
+    assert "7 hours" in lake.open(TABLE.name).metadata().configuration["delta.logRetentionDuration"]
+    grown(other, range(9, 10))
+    assert names(lake) == [f"n{version}" for version in range(1, 10)]
+
+
+def test_one_thread_of_a_process_keeps_house(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """
+    While a thread keeps house another one does not, and what that one would have done is done by the next.
+    """
+    settings = PipelineSettings(compact_files_min=2)
+    lake.begin("e")
+    grown(lake, range(1, 7))
+    inside: list[Upkeep] = []
+
+    def slow(*given: Any) -> int:
+        if not inside:
+            with ThreadPoolExecutor(1) as pool:
+                inside.append(pool.submit(keep_house, lake, settings, now_ns=1, tables=[TABLE.name]).result())
+            return 0
+        return compact(*given)
+
+    monkeypatch.setattr("tidings.pipeline.housekeeping.compact", slow)
+    assert not keep_house(lake, settings, now_ns=1, tables=[TABLE.name]).compacted_files
+    assert inside == [Upkeep()]
+    assert keep_house(lake, settings, now_ns=1, tables=[]).compacted_files == 6
+
+
+def test_days_stay_apart_when_files_are_put_together(lake: Lake) -> None:
+    """
+    A file of a table by days holds rows of one day, also after its files were put together, in parts of a size.
+    """
+    ddl = "n bigint, date date"
+    schema = arrow_schema(ddl)
+    for version in range(1, 9):
+        day = date(2026, 3, 1 + version % 2)
+        rows = pa.Table.from_pylist([{"n": version, "date": day}], schema=schema)
+        writer = FileWriter(lake.folder("gold.by_day"), schema, f"v{version}", is_by_day=True)
+        entries = writer.write(iter(rows.to_batches()), f"v{version}.parquet").to_pylist()
+        lake.commit("gold.by_day", schema, lake.adds(entries), app="a", version=version, note={}, is_by_day=True)
+
+    assert compact(lake, "gold.by_day", PipelineSettings(compact_files_min=8)) == 8
+
+    assert sorted((file.day, file.rows) for file in lake.files("gold.by_day")) == [
+        (date(2026, 3, 1), 4),
+        (date(2026, 3, 2), 4),
+    ]
+    assert query(lake, "select date, sum(n) from gold.by_day group by 1 order by 1").rows == (
+        (date(2026, 3, 1), 20),
+        (date(2026, 3, 2), 16),
+    )
+
+
+@pytest.mark.parametrize("name", ["silver.events", "bronze.events", "silver.mine", "bronze.mine"])
+def test_a_job_writes_no_table_of_the_pipelines_own(lake: Lake, name: str) -> None:
+    """
+    A job's commit to a table of bronze or silver is refused, and nothing is made.
+    """
+    row = pa.Table.from_pylist([{"day": 1, "name": "a", "n": 1}], schema=arrow_schema(TABLE.schema))
+    with pytest.raises(TableRefused, match="only read them"):
+        lake.write_rows(row, name, TABLE.schema, app="job.mine", version=1, note={}, run="r")
+    with pytest.raises(TableRefused, match="not like gold"):
+        lake.write_rows(row, "gold.by-name", TABLE.schema, app="job.mine", version=1, note={}, run="r")
+    assert lake.tables() == []
+
+
+@pytest.mark.parametrize("note", [{"seq": "six"}, {"seq": 1, "inputs": 5}, {"days": "all"}, [], "text"])
+def test_a_note_of_another_program_is_damage(lake: Lake, note: Any) -> None:
+    """
+    A commit that looks like one of ours, and says something else, is named as damage by whoever reads it.
+    """
+    grown(lake, range(1, 2))
+    DeltaTable(lake.folder(TABLE.name).table_url).alter.set_table_properties(
+        {"x": "1"}, raise_if_not_exists=False, commit_properties=properties(TABLE.name, note, "theirs", 1)
+    )
+    with pytest.raises(LakeDamaged, match="not the pipeline's"):
+        lake.note(TABLE.name)
+
+
+def test_a_bronze_of_another_program_is_damage(lake: Lake) -> None:
+    """
+    A table in bronze's place whose notes lack what bronze's say is named as damage.
+    """
+    row = pa.Table.from_pylist([{"seq": 1}], schema=arrow_schema(BRONZE_EVENTS.schema))
+    lake.write_rows(row, BRONZE_EVENTS.name, BRONZE_EVENTS.schema, app="bronze", version=1, note={"seq": 1}, run="r")
+    with pytest.raises(LakeDamaged, match="batch"):
+        bronze_state(lake)
+
+
+def test_files_swept_before_their_commit_are_not_committed(lake: Lake) -> None:
+    """
+    A file that somebody deleted before it was committed (``--keep-hours 0``) makes the commit fail, and not the readers after it.
+    """
+    schema = arrow_schema(TABLE.schema)
+    rows = pa.Table.from_pylist([{"day": 1, "name": "a", "n": 1}], schema=schema)
+    entry = write_file(lake.folder(TABLE.name), "gone.parquet", schema, [rows])
+    assert entry is not None
+    (lake.folder(TABLE.name).path / "gone.parquet").unlink()
+    with pytest.raises(LakeConflict, match="deleted"):
+        lake.commit(TABLE.name, schema, lake.adds([entry]), app="a", version=1, note={})
+    assert lake.files(TABLE.name) == []
+
+
+def test_two_that_begin_a_lake_at_once_mean_the_same(tmp_path: Path) -> None:
+    """
+    Two runs that both found no lake begin one: it has one place for its tables.
+    """
+    lakes = [Lake(tmp_path / "lake", SYSTEM_CLOCK) for _ in range(2)]
+    assert [lake.meta() for lake in lakes] == [None, None]
+    for lake in lakes:
+        lake.begin("e1")
+    assert [lake.meta() for lake in lakes] == [LakeMeta(1, "e1", "tables")] * 2
 
 
 def test_a_lake_that_cannot_be_written_is_told(tmp_path: Path) -> None:
@@ -190,20 +426,17 @@ def test_a_table_is_summed_up_again_where_nobody_can_read_when_it_was(lake: Lake
     assert names(lake) == ["a"]
 
 
-def test_commits_are_those_of_the_table_however_far_somebody_looked(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_commits_are_those_of_the_table_however_far_somebody_looked(tmp_path: Path) -> None:
     """
     What is known of a table's commits is what its log says, in whatever order two lakes commit, and look how far back.
     """
-    monkeypatch.setattr("tidings.pipeline.lake._HISTORY_MAX", 20)
     chance = random.Random(7)
-    lakes = [Lake(tmp_path / "lake", SYSTEM_CLOCK) for _ in range(2)]
+    lakes = [Lake(tmp_path / "lake", SYSTEM_CLOCK, commits_kept_max=20) for _ in range(2)]
     assert list(lakes[0].commits(TABLE.name)) == []
     for version in range(1, 41):
         put(chance.choice(lakes), [], version)
         for lake in lakes:
-            there = list(range(lake.open(TABLE.name).version(), -1, -1))[:20]
+            there = list(range(lake.open(TABLE.name).version(), -1, -1))
             wanted = chance.choice((1, 2, 3, 9, 40))
             looked = [entry["version"] for entry in itertools.islice(lake.commits(TABLE.name), wanted)]
             assert looked == there[:wanted]
@@ -250,6 +483,45 @@ def test_what_is_committed_while_files_are_looked_for_is_not_missed(
     assert list(coming) == []
     assert damage is None or damage.is_whole
     assert sum(file.rows for file in lake.files(BRONZE_EVENTS.name)) == 2
+
+
+@pytest.mark.parametrize("look", [check_reach, find_damaged_logs])
+def test_a_run_beside_the_look_is_no_loss(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch, look: Callable[[Lake], tuple[int, dict[str, str]] | None]
+) -> None:
+    """
+    Another run takes bronze, silver and ``archived.json`` further between two looks: that is not taken for commits that were lost.
+    """
+    lake.begin("e")
+    other = Lake(lake.storage, SYSTEM_CLOCK)
+
+    def run(version: int) -> None:
+        rows = pa.Table.from_pylist([{"seq": version, "topic": "t", "offset": version}])
+        for spec in (BRONZE_EVENTS, SILVER_EVENTS):
+            schema = arrow_schema(spec.schema)
+            filled = pa.Table.from_pylist(rows.to_pylist(), schema=schema)
+            note = {"epoch": "e", "seq": version, "batch": version}
+            other.write_rows(
+                filled, spec.name, spec.schema, app="core", version=version, note=note, run="r", replaces="nothing"
+            )
+        save_archived(other, "e", version)
+
+    run(1)
+    coming = iter([2, 3, 4])
+    noted = Lake.note
+
+    def note(self: Lake, table: str) -> dict[str, Any]:
+        found = noted(self, table)
+        if self is lake:
+            for version in itertools.islice(coming, 1):
+                run(version)
+        return found
+
+    monkeypatch.setattr(Lake, "note", note)
+
+    found = look(lake)
+    assert found is None or found[1] == {}
+    assert lake.note(BRONZE_EVENTS.name)["seq"] >= 2
 
 
 def test_commits_that_come_while_somebody_looks_are_left_out(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pytest
+from deltalake import CommitProperties, DeltaTable
 
 from tests.integration.cli.support import invoke
 from tests.unit.pipeline.lake_support import archive, records_of
@@ -374,3 +375,114 @@ def test_the_rows_of_a_lost_quarantine_are_found_again(workspace: Workspace) -> 
     assert (len(done["files"]), done["recovered"], done["lost"]) == (1, 0, [])
     (found,) = Lake(lake.storage, SYSTEM_CLOCK).dataset(QUARANTINE.name).to_table().to_pylist()
     assert (found["file"], found["byte_offset"], found["line_bytes"]) == (*list(row.values())[:2], len(lines[2]) - 1)
+
+
+def filled(folder: Path) -> Workspace:
+    """A workspace whose bronze and silver took in its log in seven steps, without Spark."""
+    workspace = Workspace(folder)
+    for number in range(7):
+        workspace.append(event(number * 3 + each, partitions=("p1", "p2"), topic="sync") for each in range(3))
+        assert invoke("pipeline", "run", "--jobs", "none", "-w", folder).exit_code == 0
+    assert is_equal(workspace)
+    return workspace
+
+
+def compact_twice(lake: Lake, table: str) -> None:
+    """Do what two housekeepers of an earlier version did at once: delta-rs lets the second pass, and each row is there twice."""
+    handles = [DeltaTable(lake.folder(table).table_url) for _ in range(2)]
+    note = lake.note(table)
+    for handle in handles:
+        handle.optimize.compact(commit_properties=CommitProperties(custom_metadata={"tidings": json.dumps(note)}))
+
+
+def take_back(lake: Lake, table: str, note: dict[str, Any]) -> None:
+    """Do what a housekeeper of an earlier version did: repeat a note that it read before another run's commit."""
+    metadata = {"tidings": json.dumps(note), "tidings.table": table}
+    DeltaTable(lake.folder(table).table_url).alter.set_table_properties(
+        {"delta.logRetentionDuration": "interval 9 hours"}, commit_properties=CommitProperties(custom_metadata=metadata)
+    )
+
+
+def test_rows_that_are_there_twice_are_found_and_taken_out(tmp_path: Path) -> None:
+    """
+    What ``verify`` calls not equal because rows are there twice, ``repair --dry-run`` names and ``repair`` mends, in every table of bronze
+    and silver; an erased record stays erased.
+    """
+    workspace = filled(tmp_path)
+    lake = workspace.lake
+    tables = [table for table in lake.tables() if len(lake.files(table)) > 1]
+    rows = {table: workspace.rows(table) for table in tables}
+    assert {"bronze.events", "silver.events", "silver.sync_events"} <= set(tables)
+    for table in tables:
+        compact_twice(lake, table)
+    assert not is_equal(workspace)
+
+    seen = invoke("pipeline", "repair", "--dry-run", "--json", "-w", workspace.folder)
+    repeated = json.loads(seen.stdout)["repeated"]
+    assert repeated == {table: len(found) for table, found in rows.items()}
+    assert "rows are there once too often" in invoke("pipeline", "repair", "--dry-run", "-w", workspace.folder).stdout
+    assert not is_equal(workspace)
+    repaired(workspace)
+
+    assert is_equal(workspace)
+    assert {table: workspace.rows(table) for table in rows} == rows
+    assert repaired(workspace)["repeated"] == {}
+    workspace.append([event(90)])
+    assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code == 0
+    assert is_equal(workspace)
+
+
+@pytest.mark.parametrize("table", ["bronze.events", "silver.events", "silver.sync_events", "silver.segments"])
+def test_a_note_that_was_taken_back_is_found_and_mended(tmp_path: Path, table: str) -> None:
+    """
+    A table whose last note is older than its last step refuses every run; ``repair --dry-run`` names it, and after ``repair`` runs go on.
+    """
+    workspace = filled(tmp_path)
+    before = workspace.lake.note(table)
+    workspace.append(event(number, partitions=("p1",), topic="sync") for number in (50, 51))
+    assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code == 0
+    take_back(workspace.lake, table, before)
+    workspace.append([event(60, partitions=("p1",), topic="sync")])
+    assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code != 0
+
+    seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", workspace.folder).stdout)
+    assert list(seen["notes_behind"]) == [table]
+    done = repaired(workspace)
+
+    assert done["set_aside"] == []
+    assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code == 0
+    assert is_equal(workspace)
+    assert repaired(workspace)["notes_behind"] == {}
+    assert len(workspace.rows("silver.sync_events")) == 2 * 21 + 3
+
+
+def test_silver_that_lost_commits_is_found_and_filled(tmp_path: Path) -> None:
+    """
+    Where silver's own log ends early, ``verify`` says not equal, ``repair --dry-run`` says what silver lacks, and ``repair`` fills it.
+    """
+    workspace = filled(tmp_path)
+    for path in log_files(workspace, SILVER_EVENTS.name)[-2:]:
+        path.unlink()
+    assert not is_equal(workspace)
+
+    seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", workspace.folder).stdout)
+    assert (seen["unfilled_records"], seen["carried_out"]) == (6, False)
+    repaired(workspace)
+
+    assert is_equal(workspace)
+    assert repaired(workspace)["unfilled_records"] == 0
+
+
+def test_a_query_names_a_bronze_that_lost_commits(tmp_path: Path) -> None:
+    """
+    A question to a lake whose bronze lost its last commits is not answered from what is left.
+    """
+    workspace = filled(tmp_path)
+    log_files(workspace)[-1].unlink()
+
+    for question in ("select count(*) from bronze.events", "select count(*) from silver.events"):
+        asked = invoke("table", "query", question, "-w", workspace.folder)
+        assert asked.exit_code != 0
+        assert "its log ends at seq 18, and it held the records up to 21" in asked.stderr
+    shown = invoke("table", "show", "bronze.events", "-w", workspace.folder)
+    assert "its log ends at seq 18" in shown.stderr

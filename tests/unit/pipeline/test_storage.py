@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import subprocess
+import sys
 from datetime import date
 from pathlib import Path
 
@@ -19,13 +21,14 @@ from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.errors import SettingsError
 from tidings.pipeline import table_files
 from tidings.pipeline.catalogue import query
-from tidings.pipeline.errors import LakeUnreachable
+from tidings.pipeline.errors import LakeBlocked, LakeError, LakeUnreachable
 from tidings.pipeline.housekeeping import keep_house
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.schemas import arrow_schema
+from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
 from tidings.pipeline.settings import PipelineSettings
-from tidings.pipeline.state_files import Vacuumed, load_vacuumed, save_vacuumed
+from tidings.pipeline.state_files import Vacuumed, load_archived, load_vacuumed, save_vacuumed
 from tidings.pipeline.storage import Storage
+from tidings.pipeline.storage_errors import translate_write_errors
 from tidings.pipeline.table_files import FileOutput, FileWriter
 
 DAYS = "n bigint, name string, date date"
@@ -217,3 +220,60 @@ def test_a_store_that_does_not_answer_is_told_without_secrets() -> None:
     assert caught.value.retryable
     assert "s3://bucket/lake" in str(caught.value)
     assert SECRET not in f"{caught.value}{storage!r}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rounds", [15, pytest.param(500, marks=pytest.mark.heavy)])
+def test_three_processes_replace_the_small_files_at_once(tmp_path: Path, rounds: int) -> None:
+    """
+    ``lake.json``, ``jobs.json``, ``archived.json``, ``positions.json`` and ``housekeeping.json`` are whole for every reader, while three
+    processes give them new content: no error, and nothing is left behind.
+    """
+    lake = Lake(tmp_path / "lake", SYSTEM_CLOCK)
+    lake.begin("e1")
+    spec = BRONZE_EVENTS
+    row = pa.Table.from_pylist([{"seq": 3, "topic": "t", "offset": 1}], schema=arrow_schema(spec.schema))
+    note = {"epoch": "e1", "seq": 3, "batch": 1}
+    lake.write_rows(row, spec.name, spec.schema, app="bronze", version=1, note=note, run="r")
+    command = [sys.executable, "-m", "tests.unit.pipeline.replacing_child", str(tmp_path / "lake")]
+    children = [
+        subprocess.Popen([*command, str(number), str(rounds)], stdin=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        for number in range(3)
+    ]
+    for child in children:
+        assert child.stdin is not None
+        child.stdin.write("go\n")
+        child.stdin.flush()
+    ended = [child.communicate(timeout=300)[1] for child in children]
+
+    assert (ended, [child.returncode for child in children]) == ([""] * 3, [0] * 3)
+    names = {path.name for path in (tmp_path / "lake").iterdir()}
+    assert names == {"lake.json", "jobs.json", "archived.json", "positions.json", "housekeeping.json", "tables"}
+    assert load_archived(lake.storage, "e1") == {"t": 1}
+
+
+def test_a_name_that_is_gone_is_not_taken_for_a_file_in_the_way(tmp_path: Path) -> None:
+    """
+    A rename that finds no such file says nothing of the file that it was to replace; a file in the way of a folder is still named.
+    """
+    (tmp_path / "jobs.json").write_text("{}")
+    for target, is_blocked in (("jobs.json", False), ("jobs.json/more.json", True)):
+        with pytest.raises(LakeError) as raised, translate_write_errors(Storage.of(tmp_path)):
+            Path(tmp_path / "never").rename(tmp_path / target)
+        assert isinstance(raised.value, LakeBlocked) == is_blocked, target
+
+
+def test_what_a_killed_writer_left_is_deleted(tmp_path: Path) -> None:
+    """
+    The half-written file of a process that was killed goes with the next look for old files, and no younger one.
+    """
+    lake = Lake(tmp_path, SYSTEM_CLOCK)
+    lake.begin("e1")
+    for name, at_ns in (("jobs.json.1f-3.new", 0), ("lake.json.2-0.new", SYSTEM_CLOCK.now_ns())):
+        (tmp_path / name).write_bytes(b"{")
+        os.utime(tmp_path / name, ns=(at_ns, at_ns))
+
+    done = keep_house(lake, PipelineSettings(vacuum_hours=0), now_ns=SYSTEM_CLOCK.now_ns())
+
+    assert done.deleted_files == 1
+    assert {path.name for path in tmp_path.glob("*.new")} == {"lake.json.2-0.new"}
