@@ -47,6 +47,8 @@ class Scale(msgspec.Struct, frozen=True, kw_only=True):
     """How long their rate is kept."""
     graph_edges: int
     """Relations of a graph."""
+    door_relations: int
+    """Relations of the ledger beside whose dearest requests other doors are timed."""
     sync_events: int
     """Events that a sync client submits in a round."""
     sync_rival_events: int
@@ -106,6 +108,7 @@ FULL: Final = Scale(
     happenings_filters=1_000,
     happenings_pace_s=20.0,
     graph_edges=1_000_000,
+    door_relations=100_000,
     sync_events=100_000,
     sync_rival_events=10_000,
     hearers=100,
@@ -147,6 +150,7 @@ QUICK: Final = Scale(
     happenings_filters=1_000,
     happenings_pace_s=2.0,
     graph_edges=50_000,
+    door_relations=20_000,
     sync_events=10_000,
     sync_rival_events=2_000,
     hearers=100,
@@ -188,6 +192,7 @@ TINY: Final = Scale(
     happenings_filters=20,
     happenings_pace_s=0.1,
     graph_edges=500,
+    door_relations=200,
     sync_events=200,
     sync_rival_events=100,
     hearers=4,

@@ -15,10 +15,8 @@ import argparse
 import asyncio
 import contextlib
 import random
-import re
 import shutil
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -33,22 +31,18 @@ import httpx
 import psutil  # type: ignore[import-untyped]  # has no stubs
 
 from tidings import Client, EventStream, Nack
-from tidings.access.context import TokenClaims
-from tidings.access.settings import TokenSettings
-from tidings.access.tokens import TokenIssuer
 from tidings.client import SyncClient
 from tidings.client.ledger import LedgerClient
-from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event, EventMeta
+
+from .nodes import NodeProcess, serving
 
 __all__ = ["Sample", "growth", "main"]
 
 _MIB: Final = 1 << 20
-_SECRET: Final = "a secret for the soak test, 32 bytes and more"
 _SPACE: Final = "shared:shop"
 _SAMPLES: Final = 400
-_START_S_MAX: Final = 30.0
 _WARM_UP: Final = 0.25
 _CATALOGUE: Final = """
 schema_version = 1
@@ -57,7 +51,6 @@ name = "track"
 """
 _CONFIG: Final = """
 [server]
-port = 0
 access_log = false
 retention_interval_s = 5.0
 [log]
@@ -65,11 +58,7 @@ journal_bytes = 1048576
 segment_bytes_max = 1000000
 [log.retention."*"]
 size_bytes_max = 4000000
-[access.tokens]
-secret = "{secret}"
 [sync.schemas.note]
-[ledger]
-catalogue_file = "{catalogue}"
 """
 
 
@@ -128,42 +117,17 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _soak(folder: Path, seconds: float, rate: float) -> int:
-    catalogue, config = folder / "catalogue.toml", folder / "node.toml"
-    catalogue.write_text(_CATALOGUE)
-    config.write_text(_CONFIG.format(secret=_SECRET, catalogue=catalogue))
-    command = [sys.executable, "-m", "tidings.cli", "serve", "--workspace", str(folder / "w"), "--config", str(config)]
-    output = folder / "node.log"
-    with output.open("wb") as log, subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT) as process:
-        try:
-            url, counts = _address(output), Counts()
-            samples = asyncio.run(_load(url, folder, process.pid, seconds, rate, counts))
-        finally:
-            process.terminate()
-            process.wait(30)
+    counts = Counts()
+    with serving(folder, _CONFIG, _CATALOGUE) as node:
+        samples = asyncio.run(_load(node, folder, seconds, rate, counts))
     problems = [*growth(samples), *counts.problems]
     print(f"done: {dict(counts.done)}\nrefused: {dict(counts.refused)}")
     print("\n".join(problems) or "flat")
     return 1 if problems else 0
 
 
-def _address(output: Path) -> str:
-    """Wait for the line that names the node's address."""
-    end_s = time.monotonic() + _START_S_MAX
-    while time.monotonic() < end_s:
-        if match := re.search(r"http://127\.0\.0\.1:\d+", output.read_text(errors="replace")):
-            return match.group()
-        time.sleep(0.1)
-    raise RuntimeError(f"the node did not start: {output.read_text(errors='replace')}")
-
-
-async def _load(url: str, folder: Path, pid: int, seconds: float, rate: float, counts: Counts) -> list[Sample]:
-    issuer = TokenIssuer(TokenSettings(secret=_SECRET), SYSTEM_CLOCK)
-
-    def token(subject: str = "admin", client_id: str | None = None) -> str:
-        return issuer.issue(
-            subject, client_id=client_id, claims=TokenClaims(roles=frozenset({"admin"})), lifetime_s=24 * 3600
-        )
-
+async def _load(node: NodeProcess, folder: Path, seconds: float, rate: float, counts: Counts) -> list[Sample]:
+    url, token = node.url, node.token
     clients: list[Callable[[], Awaitable[None]]] = [
         lambda: _publish(url, token(), rate, counts),
         lambda: _work(url, token("worker"), counts),
@@ -175,13 +139,13 @@ async def _load(url: str, folder: Path, pid: int, seconds: float, rate: float, c
         lambda: _abuse(url, counts),
     ]
     tasks = [asyncio.ensure_future(_forever(client, counts)) for client in clients]
-    node, samples = psutil.Process(pid), []
+    process, samples = psutil.Process(node.pid), []
     pause_s = max(0.25, seconds / _SAMPLES)
     end_s = time.monotonic() + seconds
     try:
         while time.monotonic() < end_s:
             await asyncio.sleep(pause_s)
-            samples.append(await asyncio.to_thread(_sample, node, folder / "w"))
+            samples.append(await asyncio.to_thread(_sample, process, folder / "w"))
             if len(samples) % (_SAMPLES // 20) == 0:
                 print(f"{seconds - (end_s - time.monotonic()):7.0f} s  {samples[-1]}", flush=True)
     finally:
@@ -191,12 +155,12 @@ async def _load(url: str, folder: Path, pid: int, seconds: float, rate: float, c
     return samples
 
 
-def _sample(node: psutil.Process, workspace: Path) -> Sample:
+def _sample(process: psutil.Process, workspace: Path) -> Sample:
     disk_bytes = 0
     for path in workspace.rglob("*"):
         with contextlib.suppress(OSError):
             disk_bytes += path.stat().st_blocks * 512
-    return Sample(node.memory_info().rss, node.num_fds(), node.num_threads(), disk_bytes)
+    return Sample(process.memory_info().rss, process.num_fds(), process.num_threads(), disk_bytes)
 
 
 async def _forever(client: Callable[[], Awaitable[None]], counts: Counts) -> None:
