@@ -158,6 +158,9 @@ class _Opened:
         self.served: ServedPlugin | None = None
         self.is_full = False
 
+    def hold_memory(self, size: int) -> None:
+        pass
+
     def send(self, messages: Sequence[bytes]) -> None:
         """Nobody is there."""
 

@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
 
 from .errors import HappeningsClosed, Lagged
-from .filters import EVERYTHING, FilterIndex, HappeningFilter
+from .filter_index import FilterIndex
+from .filters import EVERYTHING, HappeningFilter
 from .happening import AnyHappening, to_json
 
 CAPACITY: Final = 1024
@@ -247,9 +248,8 @@ class HappeningsBus:
         for mailbox in self._unfiltered:
             mailbox.put(envelopes)
         if self._index:
-            for envelope in envelopes:
-                for mailbox in self._index.matching(envelope.happening):
-                    mailbox.put((envelope,))
+            for mailbox, accepted in self._index.matching_batches(envelopes):
+                mailbox.put(accepted)
 
     def _miss_oldest_waiting(self) -> None:
         """Give up the oldest plain emit that waits, when there are as many as a receiver holds: who wanted it has missed it."""

@@ -1,5 +1,5 @@
 """
-Which happenings a subscriber wants, and finding all who want one without asking each of them.
+Which happenings a subscriber wants. ``filter_index`` finds the subscribers that want one.
 
 Within a dimension any value will do, and every dimension that is set must agree. A happening without the attribute that a dimension
 compares is not let through.
@@ -7,8 +7,7 @@ compares is not let through.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from typing import Annotated, Any, Final, Generic, TypeVar
+from typing import Annotated, Final
 
 import msgspec
 
@@ -47,6 +46,17 @@ class HappeningFilter(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
         """Whether everything passes."""
         return not (self.variants or self.plugins or self.shelves or self.subjects)
 
+    @property
+    def value_count(self) -> int:
+        """Number of names in all lists together."""
+        return len(self.variants) + len(self.plugins) + len(self.shelves) + len(self.subjects)
+
+    @property
+    def value_bytes(self) -> int:
+        """Length of these names in UTF-8."""
+        names = (*self.variants, *self.plugins, *self.shelves, *self.subjects)
+        return sum(len(name) if name.isascii() else len(name.encode()) for name in names)
+
     def matches(self, happening: AnyHappening) -> bool:
         """Whether this happening is let through."""
         return (
@@ -72,104 +82,3 @@ def filter_from_json(value: object) -> HappeningFilter:
     except msgspec.ValidationError as error:
         problem, field = explain(error)
         raise InvalidHappeningFilter(field, problem) from None
-
-
-T = TypeVar("T")
-
-
-class _Dimension:
-    """
-    Who accepts which value, as sets of bits: bit ``n`` is the wanter number ``n``.
-
-    ``anything`` are those that do not look at this dimension.
-    """
-
-    __slots__ = ("anything", "by_value", "values_of")
-
-    def __init__(self, values_of: Callable[[AnyHappening], tuple[str, ...]]) -> None:
-        self.values_of = values_of
-        self.anything = 0
-        self.by_value: dict[str, int] = {}
-
-    def add(self, bit: int, values: tuple[str, ...]) -> None:
-        if not values:
-            self.anything |= bit
-        for value in values:
-            self.by_value[value] = self.by_value.get(value, 0) | bit
-
-    def remove(self, bit: int, values: tuple[str, ...]) -> None:
-        self.anything &= ~bit
-        for value in set(values):
-            self.by_value[value] &= ~bit
-            if not self.by_value[value]:
-                del self.by_value[value]
-
-    def accepting(self, happening: AnyHappening) -> int:
-        accepting = self.anything
-        for value in self.values_of(happening):
-            accepting |= self.by_value.get(value, 0)
-        return accepting
-
-
-class FilterIndex(Generic[T]):
-    """
-    Finds everything whose filter lets a happening through.
-
-    The cost is that of a few operations on sets of bits and of what is found, not of how many filters there are.
-    """
-
-    def __init__(self) -> None:
-        self._dimensions = {
-            "variants": _Dimension(lambda happening: (happening.variant,)),
-            "plugins": _Dimension(lambda happening: _present(happening.filter_plugin)),
-            "shelves": _Dimension(lambda happening: _present(happening.filter_shelf)),
-            "subjects": _Dimension(lambda happening: happening.subjects),
-        }
-        self._wanters: list[tuple[HappeningFilter, T] | None] = []
-        self._free: list[int] = []
-        self._everybody = 0
-
-    def __bool__(self) -> bool:
-        return self._everybody != 0
-
-    def add(self, filter: HappeningFilter, wanter: T) -> int:
-        """Enter one; the number takes it out again."""
-        if self._free:
-            number = self._free.pop()
-            self._wanters[number] = (filter, wanter)
-        else:
-            number = len(self._wanters)
-            self._wanters.append((filter, wanter))
-        bit = 1 << number
-        self._everybody |= bit
-        for name, dimension in self._dimensions.items():
-            dimension.add(bit, getattr(filter, name))
-        return number
-
-    def remove(self, number: int) -> None:
-        """Take one out."""
-        entry = self._wanters[number]
-        assert entry is not None
-        self._wanters[number] = None
-        self._free.append(number)
-        bit = 1 << number
-        self._everybody &= ~bit
-        for name, dimension in self._dimensions.items():
-            dimension.remove(bit, getattr(entry[0], name))
-
-    def matching(self, happening: AnyHappening) -> Iterator[T]:
-        """All that let it through."""
-        found = self._everybody
-        for dimension in self._dimensions.values():
-            if dimension.by_value:  # else nobody looks at it
-                found &= dimension.accepting(happening)
-        while found:
-            lowest = found & -found
-            entry = self._wanters[lowest.bit_length() - 1]
-            assert entry is not None
-            yield entry[1]
-            found ^= lowest
-
-
-def _present(value: Any) -> tuple[str, ...]:
-    return () if value is None else (value,)

@@ -26,7 +26,7 @@ from tidings.core.tasks import cancel_and_wait, finish_or_cancel
 from tidings.core.timers import Timers
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import CursorTooOld, HappeningsClosed, Lagged
-from tidings.happenings.filters import FilterIndex
+from tidings.happenings.filter_index import FilterIndex
 from tidings.happenings.subscription import HappeningSubscription
 from tidings.happenings.variants import ClockAdjusted, ClockTrustChanged, SubjectStateChanged
 from tidings.ledger.errors import LedgerClosed

@@ -171,6 +171,15 @@ class Caller(Protocol):
         """Whether it has more to take than it may leave with us."""
         ...
 
+    def hold_memory(self, size: int) -> None:
+        """
+        Charge memory that is held until the connection ends.
+
+        Raises:
+            TidingsError: The connection may not hold as much.
+        """
+        ...
+
     def send(self, messages: Sequence[bytes]) -> None:
         """Send frames that are no answers."""
         ...

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 from tidings.happenings.happening import static_labels, variants
 from tidings.ledger.catalogue import CurrentCatalogue
-from tidings.ledger.composing import ProjectionBounds
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.state import Rehearsed
 from tidings.schedule.appointment_runner import AppointmentRunner
@@ -77,11 +76,7 @@ class Operations:
         self._trust = trust
         families = (
             self,
-            Reading(
-                ledger,
-                names,
-                bounds=ProjectionBounds(settings.projection_relations_max, settings.projection_bytes_max),
-            ),
+            Reading(ledger, names, settings),
             Acting(ledger, calls_count_max=settings.calls_count_max),
             Administering(ledger, names),
             Scheduling(ledger, appointments, watches),

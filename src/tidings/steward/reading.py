@@ -10,7 +10,8 @@ import msgspec
 from tidings.core.tasks import in_slices
 from tidings.core.validation import explain
 from tidings.happenings.coalescing import coalescing_from_json
-from tidings.happenings.filters import filter_from_json
+from tidings.happenings.errors import InvalidHappeningFilter
+from tidings.happenings.filters import HappeningFilter, filter_from_json
 from tidings.ledger.composing import ProjectionBounds, ProjectionScope
 from tidings.ledger.custody import Custodies, CustodyRecord
 from tidings.ledger.flight_mode import FlightModes
@@ -23,6 +24,7 @@ from tidings.wire.steward import answers, requests
 
 from .claimants import Names
 from .serving import payload_b64
+from .settings import StewardSettings
 from .streams import FrameCache, HappeningsStream, SubjectStream
 
 if TYPE_CHECKING:
@@ -30,6 +32,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _SLICE_COUNT: Final = 64
+_VALUE_SIZE: Final = 200
+"""About what a name in a filter costs beyond its own length."""
 
 
 class Reading:
@@ -39,13 +43,14 @@ class Reading:
     Args:
         ledger: What is shown.
         names: How plugins are called.
-        bounds: What one projection may cost.
+        settings: Bounds of projections and filters.
     """
 
-    def __init__(self, ledger: Ledger, names: Names, *, bounds: ProjectionBounds) -> None:
+    def __init__(self, ledger: Ledger, names: Names, settings: StewardSettings) -> None:
         self._ledger = ledger
         self._names = names
-        self._bounds = bounds
+        self._settings = settings
+        self._bounds = ProjectionBounds(settings.projection_relations_max, settings.projection_bytes_max)
         self._cache = FrameCache(names.shown)
 
     @property
@@ -143,12 +148,32 @@ class Reading:
         coalesce = coalescing_from_json(
             coalesce=request.coalesce, labels=request.coalesce_labels, window_ms=request.coalesce_window_ms
         )
-        wanted = None if request.filter is None else filter_from_json(request.filter)
+        happening_filter = None if request.filter is None else self._charged_filter(request.filter, caller)
         since: int | Position | None = request.since
         if request.since is not None and request.epoch is not None:
             since = Position(seq=request.since, epoch=request.epoch)
-        subscription = self._ledger.happenings.subscribe(since=since, filter=wanted, coalesce=coalesce)
+        subscription = self._ledger.happenings.subscribe(since=since, filter=happening_filter, coalesce=coalesce)
         return HappeningsStream(subscription, self._cache)
+
+    def _charged_filter(self, value: Any, caller: Caller) -> HappeningFilter:
+        """
+        Read a filter, within the settings' bounds, and charge the connection's memory with it.
+
+        Raises:
+            InvalidHappeningFilter: It is not a filter, or has too many names or too long ones.
+        """
+        happening_filter = filter_from_json(value)
+        count, size = happening_filter.value_count, happening_filter.value_bytes
+        if count > self._settings.filter_values_max:
+            problem = (
+                f"{count} names; at most {self._settings.filter_values_max} are allowed (steward.filter_values_max)"
+            )
+            raise InvalidHappeningFilter("", problem)
+        if size > self._settings.filter_bytes_max:
+            problem = f"{size} bytes of names; at most {self._settings.filter_bytes_max} are allowed (steward.filter_bytes_max)"
+            raise InvalidHappeningFilter("", problem)
+        caller.hold_memory(size + _VALUE_SIZE * count)
+        return happening_filter
 
     async def subscribe_subject(self, request: requests.SubscribeSubjectRequest, caller: Caller) -> SubjectStream:
         subscription = await self._ledger.projections.follow_subject(

@@ -70,6 +70,9 @@ class StewardConnection(Connection[bytes]):
         """Whether a subscription has the connection: what the peer sends is passed over."""
         return self._stream is not None
 
+    def hold_memory(self, size: int) -> None:
+        self.transport.memory.hold(size)
+
     def enter(self, authority: Authority) -> None:
         """The peer has shown who it is."""
         self.authority = authority

@@ -43,3 +43,7 @@ class StewardSettings(Settings, frozen=True, kw_only=True):
     """Relations that one projection shows. If there are more, it shows the nearest and ``walk_truncated`` is set."""
     projection_bytes_max: Annotated[int, msgspec.Meta(ge=65_536, le=64 * _MIB)] = 4 * _MIB
     """Size of one projection, counted roughly. A larger one is refused with ``answer_too_large``."""
+    filter_values_max: Annotated[int, msgspec.Meta(ge=1, le=40_000)] = 10_000
+    """Names in the filter of one subscription, in all its lists together. A larger filter is refused."""
+    filter_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=64 * _MIB)] = _MIB
+    """Length of these names together."""

@@ -13,6 +13,8 @@ import pytest
 from tests.beyond import Beyond, crossed
 from tests.callbacks import CALLBACK_S_MAX, measured_callbacks
 from tests.integration.node_support import until
+from tidings.core.errors import TidingsError
+from tidings.happenings import HappeningFilter
 from tidings.happenings.happening import UnknownHappening
 from tidings.happenings.variants import PluginEvent
 from tidings.ledger import Command
@@ -20,7 +22,7 @@ from tidings.ledger.claims import AnnounceSubject, ClaimRelation
 from tidings.ledger.subjects import Addressing
 from tidings.testing.node import RunningNode
 
-from .support import SocketClient, refused_with, stewarding
+from .support import SocketClient, client_of, refused_with, stewarding
 
 
 def event(number: int, size: int = 10) -> PluginEvent:
@@ -365,3 +367,51 @@ async def test_a_projection_over_the_socket_is_limited_by_its_bytes(tmp_path: Pa
         assert "65536 bytes" in answer["error"]["message"]
         assert len((await client.ask("project_subject", canonical_id=root))["state"]) == 60_000
         await client.close()
+
+
+@pytest.mark.bound("steward.settings.StewardSettings.filter_values_max")
+@crossed
+async def test_the_names_in_a_filter_are_limited_in_number(tmp_path: Path, beyond: Beyond) -> None:
+    """100 names over all lists are accepted; more are refused with the setting."""
+    async with stewarding(tmp_path, steward={"filter_values_max": 100}) as node:
+        for count, is_refused in ((100, False), (beyond(100), True)):
+            client = await SocketClient.connect(tmp_path)
+            names = [f"n{number}" for number in range(count)]
+            answer = await client.ask("subscribe_happenings", filter={"variants": names[:9], "subjects": names[9:]})
+            if is_refused:
+                assert refused_with(answer)[0] == "protocol_violation"
+                assert "steward.filter_values_max" in answer["error"]["message"]
+            else:
+                assert answer["subscribed"]
+            await client.close()
+        assert node.ledger.is_available
+
+
+@pytest.mark.bound("steward.settings.StewardSettings.filter_bytes_max")
+@crossed
+async def test_the_names_in_a_filter_are_limited_in_bytes(tmp_path: Path, beyond: Beyond) -> None:
+    """Names of 2,000 bytes together are accepted, counted in UTF-8; longer ones are refused with the setting."""
+    async with stewarding(tmp_path, steward={"filter_bytes_max": 2000}):
+        for size, is_refused in ((2000, False), (beyond(2000), True)):
+            client = await SocketClient.connect(tmp_path)
+            answer = await client.ask("subscribe_happenings", filter={"plugins": ["é" * 500, "x" * (size - 1000)]})
+            if is_refused:
+                assert refused_with(answer)[0] == "protocol_violation"
+                assert "steward.filter_bytes_max" in answer["error"]["message"]
+            else:
+                assert answer["subscribed"]
+            await client.close()
+
+
+async def test_a_filter_is_charged_to_the_memory_of_its_connection(tmp_path: Path) -> None:
+    """At /happenings the names count as held by the connection, and end the subscription where there is no memory left."""
+    async with stewarding(tmp_path, memory_bytes_per_connection_max=1 << 20) as node:
+        token = node.token("org.example.reader", topics=["ledger"])
+        async with client_of(node, token) as client:
+            async with client.subscribe(filter=HappeningFilter(subjects=("x",) * 100)) as happenings:
+                assert happenings.current_seq >= 0
+            with pytest.raises(TidingsError, match=r"scope .connection.: 1048576 bytes"):
+                async with client.subscribe(
+                    filter=HappeningFilter(subjects=tuple(f"n{number}" for number in range(9_000)))
+                ):
+                    pass

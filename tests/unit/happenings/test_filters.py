@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tidings.happenings import AnyHappening, HappeningFilter, UnknownHappening
+from tidings.happenings import AnyHappening, Envelope, HappeningFilter, UnknownHappening
 from tidings.happenings.errors import InvalidHappeningFilter
-from tidings.happenings.filters import FilterIndex, filter_from_json
+from tidings.happenings.filter_index import FilterIndex
+from tidings.happenings.filters import filter_from_json
 from tidings.happenings.variants import FactoryInstanceRetracted, FlightModeChanged, RelationRewritten
 
 from .support import AT_MS, released, taken
@@ -120,6 +121,14 @@ def test_the_index_finds_exactly_who_matches(
     for happening in happenings:
         expected = sorted(place for place in numbers if filters[place].matches(happening))
         assert sorted(index.matching(happening)) == expected
+    envelopes = [Envelope(seq, happening) for seq, happening in enumerate(happenings)]
+    batches = [(place, list(accepted)) for place, accepted in index.matching_batches(envelopes)]
+    assert len(batches) == len(dict(batches))
+    assert dict(batches) == {
+        place: accepted
+        for place in numbers
+        if (accepted := [envelope for envelope in envelopes if filters[place].matches(envelope.happening)])
+    }
     for number in numbers.values():
         index.remove(number)
     assert not index
