@@ -312,11 +312,12 @@ async def test_publishes_that_wait_leave_places_for_reads_and_probes(tmp_path: P
             admin = node.headers("root", roles=["admin"])
             body = {"meta": {"topic": TOPIC, "type": "NOTED", "space_id": "shared:home"}, "payload": {}}
 
-            async def post() -> httpx.Response:
-                return await client.post("/v1/events", json=body, headers=admin)
+            async def post(subject: str = "root") -> httpx.Response:
+                headers = node.headers(subject, roles=["admin"])
+                return await client.post("/v1/events", json=body, headers=headers)
 
             first = await post()
-            waiting = [asyncio.create_task(post()) for _ in range(4)]
+            waiting = [asyncio.create_task(post(f"root-{number}")) for number in range(4)]
             refused = await _until_refused(post)
             read = await client.get(f"/v1/events?topic={TOPIC}", headers=admin)
             ready = await client.get("/readyz")

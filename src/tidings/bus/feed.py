@@ -11,6 +11,7 @@ import asyncio
 import logging
 from typing import Final
 
+from tidings.core.clock import Clock, within
 from tidings.core.tasks import cancel_and_wait
 from tidings.log.errors import LogClosed
 from tidings.log.interface import Log, Query
@@ -27,8 +28,9 @@ _LIVE_COUNT_MAX: Final = 512
 class TopicFeed:
     """Delivers one topic's records to its groups."""
 
-    def __init__(self, log: Log, topic: str, read_ahead: int) -> None:
+    def __init__(self, log: Log, topic: str, read_ahead: int, clock: Clock) -> None:
         self._log = log
+        self._clock = clock
         self._topic = topic
         self._read_ahead = read_ahead
         info = log.topics().get(topic)
@@ -87,12 +89,12 @@ class TopicFeed:
     def fall_behind(self, group: Group) -> None:
         """Take a group off the live feed: it reads for itself from now on, until it has caught up."""
         logger.warning(
-            "group %s of topic %s: no event left its full window for %g s; publishers do not wait for it until it has caught up",
+            "group %s of topic %s: its window stayed full for too long; publishers do not wait for it until it has caught up",
             group.name,
             self._topic,
-            group.settings.stall_timeout_s,
         )
         group.is_live = False
+        group.live_from = self._clock.monotonic() + group.settings.stall_pause_s
         group.is_stalled = True
         self._leave(group)
         self.attach(group)
@@ -103,7 +105,7 @@ class TopicFeed:
 
     def _join(self, group: Group) -> bool:
         """Make a group live if it has all that was delivered; nothing is awaited here, so nothing can come in between."""
-        if group.position < self.position:
+        if group.position < self.position or self._clock.monotonic() < group.live_from:
             return False
         if group.is_stalled:
             logger.warning("group %s of topic %s has caught up", group.name, self._topic)
@@ -122,7 +124,10 @@ class TopicFeed:
                     return
                 if not ahead:
                     query = Query(topic=self._topic, from_offset=group.position)
+                    seen = self._last_seq
                     ahead = (await self._log.read(query, limit=self._read_ahead)).records
+                    if not ahead and group.position >= self.position:
+                        await self._wait_until_live(group, seen)
                 if ahead:
                     await group.wait_until_it_fits(ahead[0])
                     count = group.fitting(ahead)
@@ -133,6 +138,15 @@ class TopicFeed:
         except Exception as error:
             group.feed_problem = error
             logger.exception("group %s of topic %s cannot be fed", group.name, self._topic)
+
+    async def _wait_until_live(self, group: Group, seen: int) -> None:
+        """Wait until a group that has caught up may be live again, or the topic has more for it."""
+        more = asyncio.ensure_future(self._log.wait(seen, self._topic))
+        try:
+            if await within(self._clock, max(0.0, group.live_from - self._clock.monotonic()), more):
+                more.result()
+        finally:
+            more.cancel()
 
     async def close(self) -> None:
         """Stop feeding everybody."""

@@ -123,6 +123,8 @@ class Group:
         """Their size, as far as it is known."""
         self.is_stalled = False
         """Whether publishers have stopped waiting for it, until it has caught up."""
+        self.live_from = 0.0
+        """Time of the monotonic clock before which it is not live again."""
         self.is_live = False
         """Whether the group keeps up with its topic and is fed from memory."""
         self.is_paused = False
@@ -175,9 +177,7 @@ class Group:
     def problem(self) -> str | None:
         """Why it is stalled, or was until a moment ago."""
         if self.is_stalled:
-            return (
-                f"no event left its full window for {self.settings.stall_timeout_s:g} s; publishers do not wait for it"
-            )
+            return "its window stayed full for too long; publishers do not wait for it"
         error = self.feed_problem or self.worker_problem
         return None if error is None else text_of(error)
 

@@ -41,6 +41,16 @@ Hold = Callable[[Event], Awaitable[Appended | Duplicate]]
 """Stores an event that is to be published later."""
 
 
+class _FullWindow(NamedTuple):
+    """A group whose window was full at every look so far."""
+
+    progress: int
+    moved_at: float
+    """When an event was last seen to leave it."""
+    full_at: float
+    """When it was first seen full."""
+
+
 class TopicWindow:
     """How many events the live groups of a topic have room for, and who waits to publish there."""
 
@@ -145,16 +155,20 @@ class TopicWindow:
         return None if timeout_s is None else timeout_s - (clock.monotonic() - started)
 
     async def _watch(self, clock: Clock) -> None:
-        """Take groups off the live feed whose window is full and stays so, without an event that leaves it, for too long."""
-        since: dict[Group, tuple[int, float]] = {}
+        """Take groups off the live feed whose window is full and stays so for too long: without an event that leaves it, or at all."""
+        since: dict[Group, _FullWindow] = {}
         while full := [group for group in self.feed.live if not group.is_paused and self._room(group) <= 0]:
             now = clock.monotonic()
-            last, since = since, {group: (group.progress, now) for group in full}
-            for group, (progress, moment) in last.items():
-                if group in since and progress == group.progress:
-                    since[group] = (progress, moment)
-                    if now - moment >= group.settings.stall_timeout_s:
-                        self.feed.fall_behind(group)
+            last, since = since, {group: _FullWindow(group.progress, now, now) for group in full}
+            for group, before in last.items():
+                if group not in since:
+                    continue
+                moved_at = before.moved_at if before.progress == group.progress else now
+                since[group] = _FullWindow(group.progress, moved_at, before.full_at)
+                timeout_s = group.settings.full_timeout_s
+                is_slow = timeout_s is not None and now - before.full_at >= timeout_s
+                if is_slow or now - moved_at >= group.settings.stall_timeout_s:
+                    self.feed.fall_behind(group)
             self.check_again()
             self.wake_publishers()
             await clock.sleep(min(group.settings.stall_timeout_s for group in full) / 8)

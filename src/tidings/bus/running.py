@@ -183,7 +183,8 @@ class RunningBus:
         subscription.group_state = group
         window = self._windows.get(topic)
         if window is None:
-            window = self._windows[topic] = TopicWindow(TopicFeed(log, topic, self.settings.read_ahead_count_max))
+            feed = TopicFeed(log, topic, self.settings.read_ahead_count_max, self._clock)
+            window = self._windows[topic] = TopicWindow(feed)
         self._groups[group] = None
         group.start()
         window.feed.attach(group)

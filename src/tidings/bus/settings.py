@@ -46,6 +46,11 @@ class SubscriptionSettings(Settings, frozen=True, kw_only=True):
     stall_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 10.0
     """How long publishers wait for a full window that no event leaves. Then the group reads from the log until it has caught
     up, and nobody waits for it."""
+    full_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] | None = None
+    """How long publishers wait while the window is full at every look, though events leave it. Then it is as for a stalled group.
+    Without it, as long as it takes."""
+    stall_pause_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0
+    """How long publishers do not wait for the group after that, even if it has caught up."""
     backoff: Backoff = Backoff()
     start: Literal["earliest", "latest"] | Annotated[int, msgspec.Meta(ge=0)] = "earliest"
     """Where a new group begins; a group that has a cursor goes on from there."""

@@ -436,7 +436,7 @@ class RemoteBus:
             return
         if frame.differs:
             logger.warning(
-                "group %s of topic %s runs with the options of its first member; others were asked for: %s",
+                "group %s of topic %s runs with the options of its first member, within the node's bounds; others were asked for: %s",
                 subscription.group,
                 subscription.topic,
                 ", ".join(frame.differs),

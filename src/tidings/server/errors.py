@@ -210,7 +210,7 @@ class TooManyPublishes(NodeError):
     code = "node.too_many_publishes"
     retryable = True
     status = 503
-    hint = "try again later; publishes have half of server.requests_max"
+    hint = "try again later; publishes have half of server.requests_max, and those of one identity a quarter of that"
     text = "{limit} publishes are under way or wait already"
     limit: int
 

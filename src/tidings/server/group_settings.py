@@ -33,11 +33,44 @@ class GroupsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Groups of one topic."""
     groups_per_subject_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 100
     """Groups that one subject has made and that still exist."""
+    publishes_bytes_max: Annotated[int, msgspec.Meta(ge=65_536, le=1 << 30)] = 8 << 20
+    """Memory of the publishes of one connection that wait to be durable; with more, nothing more is read from it."""
+    group_inflight_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
+    """Largest ``max_inflight`` of a group. Members that request more get this; so with the bounds below."""
+    group_inflight_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=1 << 40)] = 16 << 20
+    """Largest ``max_inflight_bytes``."""
+    group_waiting_retries_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_000
+    """Largest ``waiting_retries_max``."""
+    group_retries_max: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 100
+    """Largest ``max_retries``."""
+    group_backoff_s_max: Annotated[float, msgspec.Meta(ge=0, le=86_400 * 7)] = 86_400.0
+    """Longest time between two tries: ``backoff_max``, ``backoff_base``, and the delay that a member names."""
+    group_stall_timeout_s: Annotated[float, msgspec.Meta(gt=0, le=86_400)] = 1.0
+    """How long publishers wait for the full window of a group: its largest ``stall_timeout_s``, also while events leave the window."""
+    group_stall_pause_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 30.0
+    """How long publishers do not wait for the group after that, even if it has caught up."""
 
 
-def options_given(options: GroupOptions) -> dict[str, Any]:
-    """What a member asks for, as options of ``EventBus.join``."""
-    return {name: value for name in options.__struct_fields__ if (value := getattr(options, name)) is not None}
+def options_given(options: GroupOptions, settings: GroupsSettings) -> dict[str, Any]:
+    """
+    Return a member's options, within the node's bounds, as options of ``EventBus.join``.
+
+    An option over its bound gets the bound: the frame ``subscribed`` tells the options in effect, and names those that differ.
+    """
+    asked = {name: value for name in options.__struct_fields__ if (value := getattr(options, name)) is not None}
+    defaults = SubscriptionSettings()
+    bounds: dict[str, tuple[float, float]] = {
+        "max_inflight": (defaults.max_inflight, settings.group_inflight_max),
+        "max_inflight_bytes": (defaults.max_inflight_bytes, settings.group_inflight_bytes_max),
+        "waiting_retries_max": (defaults.waiting_retries_max, settings.group_waiting_retries_max),
+        "max_retries": (defaults.backoff.retries_max, settings.group_retries_max),
+        "backoff_base": (defaults.backoff.base_s, settings.group_backoff_s_max),
+        "backoff_max": (defaults.backoff.max_s, settings.group_backoff_s_max),
+        "stall_timeout_s": (defaults.stall_timeout_s, settings.group_stall_timeout_s),
+    }
+    bounded = {name: min(asked.get(name, default), bound) for name, (default, bound) in bounds.items()}
+    own = {"full_timeout_s": settings.group_stall_timeout_s, "stall_pause_s": settings.group_stall_pause_s}
+    return {**asked, **bounded, **own}
 
 
 def options_in_effect(settings: SubscriptionSettings) -> GroupOptions:

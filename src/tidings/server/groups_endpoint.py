@@ -11,6 +11,7 @@ at once. When it is closed properly, by the client or by us, what it had not ans
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -21,7 +22,7 @@ import orjson
 
 from tidings.access.authentication import Authenticator
 from tidings.access.book import AccessBook, Capsule
-from tidings.access.endpoint import Connection, Endpoint, EndReason, Peer, Transport
+from tidings.access.endpoint import Connection, Endpoint, EndReason, Memory, Peer, Transport
 from tidings.access.errors import AccessError, AuthFailed, TokenExpired, TokenRevoked
 from tidings.access.resources import Action, group_of, topic
 from tidings.bus import events as bus_events
@@ -48,6 +49,8 @@ from .services import Services, refuse_when_full
 
 logger = logging.getLogger(__name__)
 
+_VALUE_BYTES: Final = 64
+"""The memory of a decoded value besides its text."""
 _CLOSED_IN_ORDER: Final = (None, wire.CLOSE_NORMAL, wire.CLOSE_GOING_AWAY)
 
 
@@ -152,7 +155,23 @@ class _Delivery:
 _Join = tuple[RemoteMember, wire.GroupOptions]
 
 
-class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
+class _HeldPublish:
+    """A publish that waits to be durable, with its charge."""
+
+    __slots__ = ("_charge", "frame", "size_bytes")
+
+    def __init__(self, frame: wire.Publish, size_bytes: int, memory: Memory) -> None:
+        self.frame = frame
+        self.size_bytes = size_bytes
+        self._charge = contextlib.ExitStack()
+        self._charge.enter_context(memory.charge(size_bytes))
+
+    def end(self) -> None:
+        """Give the charge back."""
+        self._charge.close()
+
+
+class GroupsConnection(Connection[_HeldPublish | wire.CancelDelayed | _Join]):
     """One connection."""
 
     def __init__(self, groups: GroupsEndpoint, transport: Transport, peer: Peer) -> None:
@@ -164,6 +183,7 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
         self._memberships: dict[int, RemoteMember] = {}
         self._deliveries: dict[int, _Delivery] = {}
         self._tags = itertools.count(1)
+        self._publishes_bytes = 0
         self._answered = asyncio.Event()
         self._answered.set()
 
@@ -178,14 +198,23 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
         except AuthFailed as error:
             self._end_with(wire.CLOSE_REVOKED if isinstance(error, TokenRevoked) else wire.CLOSE_AUTH_FAILED, error)
 
-    async def work(self, request: wire.Publish | wire.CancelDelayed | _Join) -> None:
+    async def work(self, request: _HeldPublish | wire.CancelDelayed | _Join) -> None:
         """Publish, take back what is to be published, or join a group."""
-        if isinstance(request, wire.Publish):
-            await self._publish(request)
+        if isinstance(request, _HeldPublish):
+            try:
+                await self._publish(request.frame)
+            finally:
+                self.abandoned(request)
         elif isinstance(request, wire.CancelDelayed):
             await self._cancel_delayed(request)
         else:
             await self._join(*request)
+
+    def abandoned(self, request: _HeldPublish | wire.CancelDelayed | _Join) -> None:
+        """Give back the memory of a publish that has ended, or never begins."""
+        if isinstance(request, _HeldPublish):
+            request.end()
+            self._publishes_bytes -= request.size_bytes
 
     def farewell(self, why: EndReason, detail: str) -> tuple[Sequence[bytes], int, str]:
         """A problem frame, and a code that tells the client whether to come back."""
@@ -228,9 +257,11 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
             membership.wake()
 
     def has_backlog(self) -> bool:
-        """As many publishes wait to be durable as may; once there were too many, until half of them are."""
-        limit = self.work_count_max
-        return self.queued + self._working >= (limit // 2 + 1 if self._is_paused else limit)
+        """As many publishes wait to be durable as may, in number or in bytes; then, until half of them are."""
+        part = 2 if self._is_paused else 1
+        count_max, bytes_max = self.work_count_max, self.groups.settings.publishes_bytes_max
+        count = self.queued + self._working
+        return count >= count_max // part + part - 1 or self._publishes_bytes > bytes_max // part
 
     async def finish(self) -> None:
         """Give its members nothing more; return when all that was delivered is answered, and all that was requested."""
@@ -312,8 +343,10 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
                 for number in frame.tags:
                     self._answer(number, bus_events.Ack())
             case wire.NackFrame():
-                self._answer(frame.tag, _outcome_of(frame))
-            case wire.Publish() | wire.CancelDelayed():
+                self._answer(frame.tag, _outcome_of(frame, self.groups.settings.group_backoff_s_max))
+            case wire.Publish():
+                self._hold(frame)
+            case wire.CancelDelayed():
                 self.enqueue(frame)
             case wire.Subscribe():
                 self._subscribe(self._capsule, frame)
@@ -387,7 +420,7 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
                     membership.group,
                     membership,
                     deliveries_count_max=groups.settings.deliveries_count_max,
-                    **options_given(options),
+                    **options_given(options, groups.settings),
                 )
         except TidingsError as error:
             self.dismiss(membership, error)
@@ -418,6 +451,17 @@ class GroupsConnection(Connection[wire.Publish | wire.CancelDelayed | _Join]):
         membership.is_leaving = True
         if membership.taken == 0:
             self.dismiss(membership, None)
+
+    def _hold(self, frame: wire.Publish) -> None:
+        """Queue a publish, or refuse it if there is no memory for it."""
+        try:
+            held = _HeldPublish(frame, _memory_of(frame), self.transport.memory)
+        except TidingsError as error:
+            verdict = ItemVerdict(index=0, verdict="refused", error=error_info(error))
+            self._say(wire.Published(ref=frame.ref, verdict=verdict))
+            return
+        self._publishes_bytes += held.size_bytes
+        self.enqueue(held)
 
     async def _publish(self, frame: wire.Publish) -> None:
         groups, capsule = self.groups, self._capsule
@@ -559,10 +603,17 @@ def groups_endpoint(services: Services) -> GroupsEndpoint:
     )
 
 
-def _outcome_of(frame: wire.NackFrame) -> NotTried | RaisedElsewhere | bus_events.Nack:
+def _memory_of(frame: wire.Publish) -> int:
+    """Return about the memory that an event takes while it waits: its text, and its values once it is decoded."""
+    text = bytes(frame.event)
+    return 2 * len(text) + _VALUE_BYTES * (text.count(b",") + text.count(b"{") + text.count(b"["))
+
+
+def _outcome_of(frame: wire.NackFrame, delay_s_max: float) -> NotTried | RaisedElsewhere | bus_events.Nack:
     """What the handler at the other end did, as one here would have."""
     if frame.is_returned:
         return NotTried()
     if frame.error_type is not None:
         return RaisedElsewhere(frame.error_type, frame.reason)
-    return bus_events.Nack(frame.reason, delay_s=frame.delay_s)
+    delay_s = None if frame.delay_s is None else min(frame.delay_s, delay_s_max)
+    return bus_events.Nack(frame.reason, delay_s=delay_s)

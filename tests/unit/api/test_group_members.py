@@ -256,11 +256,11 @@ async def test_a_dead_letter_of_a_shared_group_is_tried_again_by_a_member(world:
 
 async def test_the_options_of_the_window_pass_through_a_connection(world: World) -> None:
     """A member may say how large the window is in bytes, how many retries wait, and when the group counts as stalled."""
-    peer = await world.peer().joined(max_inflight_bytes=5_000, waiting_retries_max=7, stall_timeout_s=3.5)
+    peer = await world.peer().joined(max_inflight_bytes=5_000, waiting_retries_max=7, stall_timeout_s=0.5)
 
     (told,) = peer.heard(wire.Subscribed)
     given = (told.options.max_inflight_bytes, told.options.waiting_retries_max, told.options.stall_timeout_s)
-    assert given == (5_000, 7, 3.5)
+    assert given == (5_000, 7, 0.5)
     (subscription,) = world.bus.get_subscriptions("demo")
     settings = subscription.settings
     assert (settings.max_inflight_bytes, settings.waiting_retries_max, settings.stall_timeout_s) == given

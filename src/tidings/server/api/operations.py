@@ -7,9 +7,11 @@ makes the routes, ``openapi`` the document; so what is documented is what is enf
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import typing
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -27,7 +29,7 @@ from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 
 from ..edge import problem_response
 from ..envelope_history import EnvelopeHistory
-from ..errors import BadRequest, MethodNotAllowed, UnknownPath, UnsupportedMedia
+from ..errors import BadRequest, MethodNotAllowed, TooManyPublishes, UnknownPath, UnsupportedMedia
 from ..services import Services
 from ..settings import ApiSettings
 
@@ -46,12 +48,45 @@ class OneOf:
         self.kinds = kinds
 
 
-@dataclass(slots=True)
-class Places:
-    """How many are there, and how many there may be."""
+_SHARES: Final = 4
+"""One identity gets one part in this many of the places."""
 
-    count_max: int
-    count: int = 0
+
+class Places:
+    """
+    Publishes under way or waiting, and how many there may be: over all, and of one identity.
+
+    Args:
+        count_max: Over all.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self.count_max = count_max
+        self.own_count_max = max(1, count_max // _SHARES)
+        self._taken: Counter[str] = Counter()
+        self._count = 0
+
+    @contextlib.contextmanager
+    def take(self, subject: str) -> Iterator[None]:
+        """
+        Take a place for the duration of the block.
+
+        Raises:
+            TooManyPublishes: All places, or those of one identity, are taken.
+        """
+        if self._count >= self.count_max:
+            raise TooManyPublishes(self.count_max)
+        if self._taken[subject] >= self.own_count_max:
+            raise TooManyPublishes(self.own_count_max)
+        self._count += 1
+        self._taken[subject] += 1
+        try:
+            yield
+        finally:
+            self._count -= 1
+            self._taken[subject] -= 1
+            if not self._taken[subject]:
+                del self._taken[subject]
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,7 @@ from tidings.wire.events import (
 )
 
 from ..delayed_rights import cancel_delayed, may_cancel, publisher_of
-from ..errors import BadRequest, TooManyEvents, TooManyPartitions, TooManyPublishes, UnsupportedMedia
+from ..errors import BadRequest, TooManyEvents, TooManyPartitions, UnsupportedMedia
 from ..event_rights import PublishRights, publish_questions, publish_right
 from ..services import refuse_when_full
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
@@ -117,26 +117,25 @@ class PublishedMany(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def publish(call: Call) -> Response:
-    """Store what the body holds, if it need not wait for the disk, nor behind too many others."""
+    """
+    Store what the body holds, if it need not wait for the disk, nor behind too many others.
+
+    A place among those that publish is taken when the body is here, so that slow bodies keep no publisher out.
+    """
     refuse_when_full(call.api.services.log)
-    places = call.api.publishes
-    if places.count >= places.count_max:
-        raise TooManyPublishes(places.count_max)
-    places.count += 1
-    try:
-        return await _publish(call)
-    finally:
-        places.count -= 1
-
-
-async def _publish(call: Call) -> Response:
     query = call.query(PublishQuery)
     when = _when(query)
-    headers = call.headers
     defaults = EventDefaults(
         topic=query.topic, space_id=query.space_id, idem_key=_idempotency_key(call), actor=call.subject
     )
     body = await call.content()
+    refuse_when_full(call.api.services.log)
+    with call.api.publishes.take(call.subject):
+        return await _publish(call, body, defaults, when)
+
+
+async def _publish(call: Call, body: bytes, defaults: EventDefaults, when: When) -> Response:
+    headers = call.headers
     if "ce-specversion" in headers:
         return await _publish_one(call, from_binary(headers, body, defaults), when)
     match call.media_type:
