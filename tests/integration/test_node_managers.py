@@ -11,7 +11,9 @@ import httpx
 import msgspec
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tidings.core.errors import SettingsError
+from tidings.gateway.contexts import RequestContext
 from tidings.gateway.settings import DeliverySettings, EventSettings
 from tidings.testing.node import RunningNode, node_settings, running_node
 
@@ -373,3 +375,50 @@ async def test_a_probe_without_a_token_is_no_failed_authentication(tmp_path: Pat
         await stranger.get("/readyz", headers={"authorization": "Bearer x.y.z"})
 
         assert node.services.authenticator.failed == {"access.token_invalid": 1}
+
+
+async def test_a_subscriber_that_is_too_slow_may_still_publish_and_read(tmp_path: Path) -> None:
+    """Three streams closed for their full buffers: subscriptions are denied for a time, and nothing else is."""
+    async with api(tmp_path) as (node, _):
+        headers = node.headers("alice", topics=["demo"], groups=["demo/g"])
+        for _ in range(3):
+            node.services.gateway.telemetry.ended(
+                RequestContext(app_id="default", requester_identity_id="alice", trace_id="t", capability="subscribe"),
+                "c",
+                "buffer_overflow",
+                is_forced=True,
+            )
+        async with httpx.AsyncClient(base_url=node.url, headers=headers) as alice:
+            stream = await alice.get("/v1/envelopes", headers={"accept": "text/event-stream"})
+            page = await alice.get("/v1/envelopes")
+            published = await alice.post("/v1/events", json=event(1))
+            read = await alice.get("/v1/events")
+        socket = await connect(f"{node.ws_url}/groups", extra_headers=headers)
+
+        assert (stream.status_code, "retry-after" in stream.headers) == (503, True)
+        assert (page.status_code, published.status_code, read.status_code) == (200, 201, 200)
+        socket.transport.disconnect(False)
+        await until(lambda: socket.is_gone)
+
+
+@pytest.mark.bound("access.endpoint._STRANGERS_MAX")
+@crossed
+async def test_whoever_shows_a_good_token_is_let_in_from_a_denied_address(beyond: Beyond, tmp_path: Path) -> None:
+    """Denied are requests and sockets without a token or with a bad one; a few sockets at a time may show theirs in a message."""
+    directive = {"decision": "deny", "target": "address:127.0.0.1", "reach": "unauthenticated", "reason_code": "test"}
+    async with api(tmp_path) as (node, client):
+        assert (await client.post("/v1/guard/directives", json=directive)).status_code == 201
+        good = node.headers("alice", topics=["demo"])
+        async with httpx.AsyncClient(base_url=node.url) as plain:
+            for headers, status in ((good, 200), ({}, 503), ({"authorization": "Bearer bad"}, 503)):
+                assert (await plain.get("/v1/events", headers=headers)).status_code == status
+        clients = [await connect(f"{node.ws_url}/groups", extra_headers=good)]
+        clients += [await connect(f"{node.ws_url}/groups") for _ in range(4)]
+        for _ in range(beyond(4) - 4):
+            with pytest.raises(Exception, match="503"):
+                await connect(f"{node.ws_url}/groups")
+        with pytest.raises(Exception, match="503"):
+            await connect(f"{node.ws_url}/groups", extra_headers={"authorization": "Bearer bad"})
+        for each in clients:
+            each.transport.disconnect(False)
+        await until(lambda: all(each.is_gone for each in clients))

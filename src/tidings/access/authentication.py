@@ -13,7 +13,7 @@ from .announcements import Announcer
 from .book import AccessBook, Capsule
 from .context import anonymous
 from .errors import AuthFailed, TokenExpired, TokenRevoked
-from .guard import DosGuard
+from .guard import DosGuard, Entrance
 from .resources import Action, node
 from .tokens import TokenVerifier
 
@@ -59,7 +59,14 @@ class Authenticator:
         strict._is_open = False
         return strict
 
-    def of_header(self, authorization: str | None, *, path: str = "", is_guarded: bool = True) -> Capsule:
+    def of_header(
+        self,
+        authorization: str | None,
+        *,
+        path: str = "",
+        is_guarded: bool = True,
+        entrance: Entrance = "request",
+    ) -> Capsule:
         """
         What the sender of an ``Authorization`` header may do.
 
@@ -67,13 +74,15 @@ class Authenticator:
             AuthFailed: There is no token, or it is not accepted.
         """
         if authorization is None:
-            return self.of_token(None, path=path, is_guarded=is_guarded)
+            return self.of_token(None, path=path, is_guarded=is_guarded, entrance=entrance)
         scheme, _, token = authorization.strip().partition(" ")
         if scheme.lower() != "bearer" or not token.strip():
             raise self._noted(AuthFailed(), path)
-        return self.of_token(token.strip(), path=path, is_guarded=is_guarded)
+        return self.of_token(token.strip(), path=path, is_guarded=is_guarded, entrance=entrance)
 
-    def of_token(self, token: str | None, *, path: str = "", is_guarded: bool = True) -> Capsule:
+    def of_token(
+        self, token: str | None, *, path: str = "", is_guarded: bool = True, entrance: Entrance = "request"
+    ) -> Capsule:
         """
         What the bearer of a token may do.
 
@@ -81,15 +90,27 @@ class Authenticator:
             token: The token.
             path: Where it was shown, for whoever looks at what was refused.
             is_guarded: Whether the guard is asked too. The place where its directives are lifted asks without it.
+            entrance: What the bearer asks for; a directive may deny sockets, and no requests.
 
         Raises:
             AuthFailed: There is no token, or it is not accepted.
             TemporarilyDenied: The guard keeps its bearer out.
         """
         try:
-            return self._capsule_of(token, is_guarded=is_guarded)
+            return self._capsule_of(token, is_guarded=is_guarded, entrance=entrance)
         except AuthFailed as error:
             raise self._noted(error, path) from None
+
+    def accepts(self, authorization: str | None) -> bool:
+        """Return whether an ``Authorization`` header shows a good token. Open access does not count, and nothing is recorded."""
+        scheme, _, token = (authorization or "").strip().partition(" ")
+        if scheme.lower() != "bearer" or not token.strip():
+            return False
+        try:
+            self.check(self._known_capsule(token.strip()))
+        except AuthFailed:
+            return False
+        return True
 
     def _noted(self, error: AuthFailed, path: str) -> AuthFailed:
         self.failed[error.code] += 1
@@ -98,7 +119,7 @@ class Authenticator:
         self.announcer.tell("security.authentication_failed", about, requester_identity_id=subject)
         return error
 
-    def _capsule_of(self, token: str | None, *, is_guarded: bool) -> Capsule:
+    def _capsule_of(self, token: str | None, *, is_guarded: bool, entrance: Entrance) -> Capsule:
         if token:
             capsule = self._known_capsule(token)
             self.check(capsule)
@@ -107,7 +128,7 @@ class Authenticator:
         else:
             raise AuthFailed
         if is_guarded and self._guard is not None:
-            self._guard.require(identity=capsule.context.subject)
+            self._guard.require(identity=capsule.context.subject, entrance=entrance)
         return capsule
 
     def _known_capsule(self, token: str) -> Capsule:

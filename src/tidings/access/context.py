@@ -32,6 +32,8 @@ import msgspec
 from .resources import Action, Resource, ResourceKind
 
 ADMIN_ROLE: Final = "admin"
+ANONYMOUS: Final = "anonymous"
+"""The subject of callers without a token, where access is open."""
 
 _GROUP_ACTIONS: Final = frozenset({Action.JOIN, Action.CREATE})
 _BUS_ACTIONS: Final = frozenset({Action.PUBLISH, Action.SUBSCRIBE, Action.READ})
@@ -118,4 +120,4 @@ class OperationContext(msgspec.Struct, frozen=True):
 
 def anonymous(client_id: str | None = None) -> OperationContext:
     """Nobody in particular: may do nothing, unless access is open or a policy permits everybody."""
-    return OperationContext("anonymous", client_id)
+    return OperationContext(ANONYMOUS, client_id)

@@ -36,6 +36,7 @@ from tidings.core.errors import TidingsError
 from tidings.core.tasks import cancel_and_wait, finish_or_cancel
 
 from .book import Slicing
+from .guard import network_of
 
 if TYPE_CHECKING:
     from tidings.log.record import Record
@@ -48,6 +49,8 @@ logger = logging.getLogger(__name__)
 _THROTTLE_S: Final = 0.05
 """The shortest pause of a peer over its rate: it is read in batches then, not message by message."""
 _DONE: Final = object()
+_STRANGERS_MAX: Final = 4
+"""Sockets at a time whose peers have shown no token, from an address that is denied to callers without one."""
 _UNWIND_S_MIN: Final = 1.0
 """The time that work under way gets to end after its connection was closed, however short the deadline."""
 
@@ -356,6 +359,7 @@ class Connection(abc.ABC, Generic[WorkT]):
     def authenticated(self, rights: Rights) -> None:
         """The peer has shown who it is."""
         self.rights = rights
+        self.endpoint.is_known(self)
         self.heard_s = self.endpoint.clock.monotonic()
         self._allowance.set_rate(self.endpoint.limits.messages_per_s_max, self.heard_s)
         self.transport.authenticated()
@@ -556,6 +560,8 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
     unsent_bytes_max: int = 4 << 20
     """With more than this unsent, nothing is read from a peer."""
     connections_max: int | None = None
+    takes_token_in_message: bool = False
+    """Whether a peer may show its token in its first message instead of its upgrade."""
     upgrade_headers: Mapping[str, str] = MappingProxyType({})
     """What the answer to an upgrade says beside what every answer says."""
 
@@ -574,6 +580,8 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
         self._book = book
         self._book_seq = 0 if book is None else book.seq
         self._connections: dict[ConnectionT, None] = {}
+        self._strangers: dict[ConnectionT, str] = {}
+        """The networks of peers that have not shown a token yet."""
         self._rechecks: dict[ConnectionT, Iterator[None]] = {}
         """Connections whose rights are still to be rechecked, since access has changed."""
         self._is_rechecking = False
@@ -597,8 +605,21 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
             TidingsError: It may not; ``status`` is the answer's, if the error has one.
         """
         if self.guard is not None:
-            self.guard.require(address=peer.host)
+            self.guard.require(address=peer.host, entrance="connection", has_token=lambda: self._may_show_token(peer))
         return peer
+
+    def has_token(self, peer: Peer) -> bool:
+        """Return whether a peer shows a good token with its upgrade: such a peer is not denied for what others of its address did."""
+        return False
+
+    def _may_show_token(self, peer: Peer) -> bool:
+        """Whether the peer has shown a good token, or may show it in its first message: a few of a denied address may, at a time."""
+        if self.has_token(peer):
+            return True
+        if not self.takes_token_in_message or "authorization" in peer.headers:
+            return False
+        network = network_of(peer.host)
+        return sum(network == other for other in self._strangers.values()) < _STRANGERS_MAX
 
     def abandon(self, peer: Peer) -> None:
         """A peer that was admitted has gone before it was connected."""
@@ -621,6 +642,8 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
             connection.end(EndReason.FULL)
         else:
             self._connections[connection] = None
+            if connection.rights is None and "authorization" not in peer.headers:
+                self._strangers[connection] = network_of(peer.host)
             if self._sweeper is None:
                 self._sweeper = asyncio.get_running_loop().create_task(self._sweep(), name=f"tidings{self.name}-sweep")
         return connection
@@ -699,6 +722,11 @@ class Endpoint(abc.ABC, Generic[ConnectionT]):
     def forget(self, connection: Any) -> None:
         """A connection is over."""
         self._connections.pop(connection, None)
+        self._strangers.pop(connection, None)
+
+    def is_known(self, connection: Any) -> None:
+        """A connection has authenticated."""
+        self._strangers.pop(connection, None)
 
     def spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run a task that ``stop`` waits for."""

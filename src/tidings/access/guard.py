@@ -5,6 +5,9 @@ Every endpoint and the HTTP API ask it before they do any work. A directive says
 administrator gives it, or the guard itself when it is told of abuse. Directives live in memory: a node that starts again has none, and what
 they did is in the topic ``audit``.
 
+A directive reaches only what was abused: the guard denies new subscriptions to an identity whose subscriptions overflow, and not its publishing and
+reading. An address is denied to callers without a good token, since many users may share it; never one of ``never_denied``.
+
 A decision that cannot be carried out here denies, as no challenge can be posed to a subscriber; and nothing that cannot be read loosens
 anything.
 """
@@ -15,9 +18,9 @@ import functools
 import math
 import re
 from collections import OrderedDict, deque
-from collections.abc import Callable, Mapping
-from ipaddress import IPv6Address, ip_address
-from typing import Annotated, Any, Final, Literal
+from collections.abc import Callable, Iterator, Mapping
+from ipaddress import IPv6Address, ip_address, ip_network
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import msgspec
 
@@ -27,15 +30,32 @@ from tidings.core.settings import Settings
 
 from .announcements import Announcer
 from .audit import AuditLog, AuditRecord
+from .context import ANONYMOUS
 from .errors import InvalidChange, InvalidDirective, TemporarilyDenied
 from .resources import checked_text
 
 AbuseKind = Literal["overflow", "rejection", "limit"]
 TargetKind = Literal["all", "identity", "app", "address", "connection"]
+Reach = Literal["everything", "connections", "subscriptions", "unauthenticated"]
+Entrance = Literal["request", "connection", "subscription"]
+"""What a newcomer asks for: an HTTP request, a socket, or a subscription to the gateway, over a socket or HTTP."""
+
+_REACHED: Final[Mapping[Reach, tuple[Entrance, ...]]] = {
+    "everything": ("request", "connection", "subscription"),
+    "connections": ("connection", "subscription"),
+    "subscriptions": ("subscription",),
+    "unauthenticated": ("request", "connection", "subscription"),
+}
 
 _KEPT_MAX: Final = 10_000
 """Peers whose offences are counted, and denials that are in force; the oldest make room."""
 _TARGET: Final = re.compile(r"all|(identity|app|address|connection):(.+)")
+_REACH_OF: Final[Mapping[AbuseKind, Reach]] = {
+    "overflow": "subscriptions",
+    "rejection": "subscriptions",
+    "limit": "connections",
+}
+_T = TypeVar("_T")
 _REASON: Final = re.compile(r"[a-z][a-z0-9]*(?:[._][a-z0-9]+)*")
 
 
@@ -67,6 +87,31 @@ class GuardSettings(Settings, frozen=True, kw_only=True):
     """How long newcomers are denied then; twice as long each time again, up to ``denial_s_max``."""
     denial_s_max: Annotated[float, msgspec.Meta(gt=0, le=7 * 86_400)] = 3_600.0
     """The longest denial that the guard decides on by itself."""
+    never_denied: Annotated[tuple[str, ...], msgspec.Meta(max_length=64)] = ()
+    """Addresses and networks that are never denied, such as ``192.0.2.7`` or ``10.0.0.0/8``: those of proxies and monitoring."""
+
+    def conflicts(self) -> Iterator[tuple[str, str]]:
+        """An address that is none."""
+        for number, network in enumerate(self.never_denied):
+            try:
+                ip_network(network)
+            except ValueError as error:
+                yield f"never_denied[{number}]", f"is not an address or a network: {error}"
+
+    def spares(self, address: str) -> bool:
+        """Return whether an address is never denied."""
+        return bool(self.never_denied) and _is_within(address, self.never_denied)
+
+
+@functools.lru_cache(maxsize=1024)
+def _is_within(address: str, networks: tuple[str, ...]) -> bool:
+    try:
+        ip = ip_address(address.partition("%")[0])
+    except ValueError:
+        return False
+    if isinstance(ip, IPv6Address) and ip.ipv4_mapped is not None:
+        ip = ip.ipv4_mapped
+    return any(ip in ip_network(network) for network in networks)
 
 
 class Directive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -79,6 +124,8 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     ttl_ms: Annotated[int, msgspec.Meta(ge=1, le=7 * 86_400_000)] = 60_000
     """How long it holds."""
     reason_code: Annotated[str, msgspec.Meta(min_length=1, max_length=64)] = "administrator"
+    reach: Reach = "everything"
+    """What is denied: everything; sockets; subscriptions to the gateway only; or everything to callers without a good token."""
     close_existing: bool = False
     """Close those who are there too; a directive about a connection always does."""
     msgs_per_sec_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] | None = None
@@ -106,6 +153,10 @@ class Directive(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     def closes(self) -> bool:
         """Whether those who are there are to be closed."""
         return self.is_denial and (self.close_existing or self.target_kind == "connection")
+
+    def reaches(self, entrance: Entrance) -> bool:
+        """Return whether what a newcomer asks for is denied."""
+        return entrance in _REACHED[self.reach]
 
     def covers(self, *, identity: str | None, app: str | None, address: str | None, connection: str | None) -> bool:
         """Whether somebody is meant."""
@@ -168,24 +219,39 @@ class DosGuard:
         self._clock = clock
         self._audit = audit
         self._new_id = new_id
-        self._denials: OrderedDict[str, DirectiveInForce] = OrderedDict()
+        self._denials: OrderedDict[tuple[str, Reach], DirectiveInForce] = OrderedDict()
         self._rates: OrderedDict[str, DirectiveInForce] = OrderedDict()
-        self._strikes: OrderedDict[str, tuple[int, float]] = OrderedDict()
+        self._strikes: OrderedDict[tuple[str, Reach], tuple[int, float]] = OrderedDict()
 
     # What endpoints ask
 
-    def admit(self, *, identity: str | None = None, app: str | None = None, address: str | None = None) -> Verdict:
-        """Whether a newcomer may come in, as far as it is known who it is."""
+    def admit(
+        self,
+        *,
+        identity: str | None = None,
+        app: str | None = None,
+        address: str | None = None,
+        entrance: Entrance = "subscription",
+        has_token: Callable[[], bool] = lambda: False,
+    ) -> Verdict:
+        """
+        Whether a newcomer may come in, as far as it is known who it is.
+
+        Args:
+            identity, app, address: The newcomer.
+            entrance: What it asks for.
+            has_token: Whether it shows a good token; called only if that makes a difference.
+        """
         if not self._denials and not self._rates:
             return _ALLOWED
-        network = None if address is None else network_of(address)
+        network = None if address is None or self.settings.spares(address) else network_of(address)
         targets = ("all", f"identity:{identity}", f"app:{app}", f"address:{network}")
         for target in targets:
-            found = self._in_force(self._denials, target)
-            if found is not None:
+            denial = self._denial_of(target, entrance, has_token)
+            if denial is not None:
                 self.denied_count += 1
-                left_s = max(1, math.ceil(found.expires_at_s - self._clock.monotonic()))
-                return Verdict(False, left_s, found.directive.reason_code)
+                left_s = max(1, math.ceil(denial.expires_at_s - self._clock.monotonic()))
+                return Verdict(False, left_s, denial.directive.reason_code)
         rates = [
             found.directive.msgs_per_sec_max
             for target in targets
@@ -193,14 +259,31 @@ class DosGuard:
         ]
         return Verdict(True, msgs_per_sec_max=min((rate for rate in rates if rate is not None), default=None))
 
-    def require(self, *, identity: str | None = None, app: str | None = None, address: str | None = None) -> None:
+    def _denial_of(self, target: str, entrance: Entrance, has_token: Callable[[], bool]) -> DirectiveInForce | None:
+        for reach in _REACHED:
+            denial = self._in_force(self._denials, (target, reach)) if self._denials else None
+            if denial is None or not denial.directive.reaches(entrance):
+                continue
+            if reach != "unauthenticated" or not has_token():
+                return denial
+        return None
+
+    def require(
+        self,
+        *,
+        identity: str | None = None,
+        app: str | None = None,
+        address: str | None = None,
+        entrance: Entrance = "request",
+        has_token: Callable[[], bool] = lambda: False,
+    ) -> None:
         """
-        Go on only if a newcomer may come in.
+        Go on only if a newcomer may come in; see ``admit``.
 
         Raises:
             TemporarilyDenied: It may not.
         """
-        verdict = self.admit(identity=identity, app=app, address=address)
+        verdict = self.admit(identity=identity, app=app, address=address, entrance=entrance, has_token=has_token)
         if not verdict.is_allowed:
             raise TemporarilyDenied(verdict.retry_after_s, verdict.reason_code)
 
@@ -215,7 +298,7 @@ class DosGuard:
         now_s = self._clock.monotonic()
         return [each for each in (*self._denials.values(), *self._rates.values()) if each.expires_at_s > now_s]
 
-    def _in_force(self, kept: OrderedDict[str, DirectiveInForce], target: str) -> DirectiveInForce | None:
+    def _in_force(self, kept: OrderedDict[_T, DirectiveInForce], target: _T) -> DirectiveInForce | None:
         found = kept.get(target)
         if found is not None and found.expires_at_s <= self._clock.monotonic():
             del kept[target]
@@ -271,8 +354,9 @@ class DosGuard:
 
     def report(self, report: AbuseReport) -> None:
         """Somebody went over a threshold: keep them out for a time, longer each time again."""
-        named = None if report.identity_id in (None, "anonymous") else report.identity_id
-        target = f"identity:{named}" if named else _target_of(report.address)
+        named = None if report.identity_id in (None, ANONYMOUS) else report.identity_id
+        target = f"identity:{named}" if named else self._target_of(report.address)
+        reach = _REACH_OF[report.kind] if named or report.kind == "overflow" else "unauthenticated"
         self.announcer.tell(
             "security.dos_abuse_detected",
             {"kind": report.kind, "offences": report.count, "window_ms": report.window_ms},
@@ -290,17 +374,28 @@ class DosGuard:
                     "app_id": report.app_id,
                     "address": report.address,
                     "target": target,
+                    "reach": reach,
                 },
             )
         )
         if target is not None:
-            ttl_ms = round(self._denial_s(target) * 1_000)
+            ttl_ms = round(self._denial_s((target, reach)) * 1_000)
+            reason = f"abuse.{report.kind}"
             self.apply(
-                Directive(decision="deny", target=target, ttl_ms=ttl_ms, reason_code=f"abuse.{report.kind}"),
+                Directive(decision="deny", target=target, ttl_ms=ttl_ms, reason_code=reason, reach=reach),
                 by="dos_guard_manager",
             )
 
-    def _denial_s(self, target: str) -> float:
+    def _target_of(self, address: str | None) -> str | None:
+        """The address as a target; none where it may be that of a proxy, behind which everybody is, or is never denied."""
+        try:
+            if address is None or ip_address(address).is_loopback or self.settings.spares(address):
+                return None
+        except ValueError:  # a Unix socket
+            return None
+        return f"address:{address}"
+
+    def _denial_s(self, target: tuple[str, Reach]) -> float:
         settings, now_s = self.settings, self._clock.monotonic()
         count, last_s = self._strikes.pop(target, (0, now_s))
         if now_s - last_s > settings.denial_s_max + settings.window_s:
@@ -324,6 +419,8 @@ class DosGuard:
                 raise InvalidDirective("close_existing", "closes nobody who is allowed")
             if directive.target_kind == "connection":
                 raise InvalidDirective("target", "a connection can only be denied")
+            if directive.reach != "everything":
+                raise InvalidDirective("reach", "is for those who are denied")
         elif directive.msgs_per_sec_max is not None:
             raise InvalidDirective("msgs_per_sec_max", "is for those who are allowed")
         if directive.directive_id:
@@ -335,6 +432,8 @@ class DosGuard:
             except InvalidChange as error:
                 raise InvalidDirective("target", error.problem) from error
             if match[1] == "address":
+                if directive.is_denial and self.settings.spares(name):
+                    raise InvalidDirective("target", f"{name} is never denied", "see the setting guard.never_denied")
                 name = _checked_network(name)
             target = f"{match[1]}:{name}"
         return msgspec.structs.replace(directive, target=target, directive_id=self._new_id())
@@ -343,14 +442,16 @@ class DosGuard:
         entry = DirectiveInForce(directive, self._clock.monotonic() + directive.ttl_ms / 1_000)
         if directive.is_denial:
             if directive.target_kind != "connection":
-                self._denials.pop(directive.target, None)
-                self._denials[directive.target] = entry
+                key = directive.target, directive.reach
+                self._denials.pop(key, None)
+                self._denials[key] = entry
                 _shrink(self._denials)
             return
         if directive.target == "all":
             self._denials.clear()
             self._rates.clear()
-        self._denials.pop(directive.target, None)
+        for reach in _REACHED:
+            self._denials.pop((directive.target, reach), None)
         self._rates.pop(directive.target, None)
         if directive.msgs_per_sec_max is not None:
             self._rates[directive.target] = entry
@@ -384,14 +485,6 @@ def _checked_network(address: str) -> str:
     return network_of(address)
 
 
-def _target_of(address: str | None) -> str | None:
-    """The address as a target; none where it may be that of a proxy, behind which everybody is."""
-    try:
-        return None if address is None or ip_address(address).is_loopback else f"address:{address}"
-    except ValueError:  # a Unix socket
-        return None
-
-
 class AbuseCounter:
     """
     Counts offences of each peer within a window, and reports whoever goes over a threshold.
@@ -410,7 +503,7 @@ class AbuseCounter:
         self, kind: AbuseKind, *, identity: str | None, app: str | None = None, address: str | None = None
     ) -> None:
         """One more offence."""
-        peer = identity if identity not in (None, "anonymous") else address
+        peer = identity if identity not in (None, ANONYMOUS) else address
         if peer is None:
             return
         settings, now_s = self._guard.settings, self._clock.monotonic()

@@ -12,7 +12,7 @@ that breaks is opened again after a pause. It is resumed where the node still kn
 connection cannot be resumed some may be missing, and ``gap_count`` says so.
 
 Nothing runs in the background but what somebody has waited for: whoever gives up waiting and asks again later finds it where it was. An envelope is acknowledged when the program asks for the next one; a program that is too slow for the node's buffer
-loses the connection, and goes on by itself with what it has not seen.
+loses the connection, waits, longer each time, and resumes with what it has not seen.
 """
 
 from __future__ import annotations
@@ -59,6 +59,10 @@ _ACKS_TOGETHER_MAX: Final = 64
 _HOPELESS: Final = frozenset({400, 403, 404})
 """Answers to an upgrade that would be the same the next time."""
 _UNAUTHORISED: Final = 401
+_OVERFLOW_S_MIN: Final = 1.0
+_OVERFLOW_S_MAX: Final = 30.0
+"""The pause after the node closed the connection because the program is too slow; it doubles each time, up to the longest, and begins again
+when a connection has lasted twice that long. A node denies subscriptions to clients that come back at once."""
 _GRAPH: Final = "graph"
 
 
@@ -203,6 +207,8 @@ class EventStream:
         self._ack_count = 0
         self._acks_together = 1
         self._refusal = ""
+        self._overflow_count = 0
+        self._subscribed_s = 0.0
         self._step: asyncio.Future[None] | None = None
         """What is being waited for, by the program or by nobody any more."""
         self._is_closed = False
@@ -377,6 +383,7 @@ class EventStream:
 
     def _subscribed(self, answer: SubscribedEvents) -> None:
         self._reconnecting.succeeded()
+        self._subscribed_s = self._clock.monotonic()
         self._acks_together = max(1, min(_ACKS_TOGETHER_MAX, answer.per_connection // 4))
         if answer.resumed:
             return
@@ -425,7 +432,16 @@ class EventStream:
         if self._resume_token is None:
             self._is_behind, self._behind_until = self._has_graph and self._reached is not None, None
         if reason is not CloseReason.RESUME_INVALID:  # the node is there, and has nothing against us without that token
-            await self._reconnecting.pause(problem)
+            await self._reconnecting.pause(problem, delay_s_min=self._overflow_pause_s(reason))
+
+    def _overflow_pause_s(self, reason: CloseReason | None) -> float:
+        """Return how long to wait at least: longer each time the program was too slow."""
+        if self._clock.monotonic() - self._subscribed_s > 2 * _OVERFLOW_S_MAX:
+            self._overflow_count = 0
+        if reason is not CloseReason.BUFFER_OVERFLOW:
+            return 0.0
+        self._overflow_count += 1
+        return min(_OVERFLOW_S_MAX, _OVERFLOW_S_MIN * 2.0 ** min(self._overflow_count - 1, 16))
 
     async def _hang_up(self) -> None:
         link, self._link = self._link, None

@@ -80,9 +80,13 @@ class Reconnecting:
         self._failing_since = None
         self._failures = self._refusals = 0
 
-    async def pause(self, problem: LinkError) -> None:
+    async def pause(self, problem: LinkError, *, delay_s_min: float = 0.0) -> None:
         """
         Wait before the next attempt, after one that ended like this.
+
+        Args:
+            problem: How it ended.
+            delay_s_min: Wait at least this long.
 
         Raises:
             RemoteStopped: Connecting again would end the same way.
@@ -96,6 +100,7 @@ class Reconnecting:
         delay_s = full_jitter(self._failures, _SECONDS_MIN, _SECONDS_MAX, self._rng)
         if isinstance(problem, ConnectFailed):
             delay_s += problem.retry_after_s or 0
+        delay_s += delay_s_min
         now = self._clock.monotonic()
         if self._failing_since is None:
             self._failing_since = now

@@ -298,7 +298,9 @@ class EventsEndpoint(Endpoint[EventsConnection]):
             SubscriptionRefused: There is none, or it is not known who is asking; that is on record.
         """
         address = peer.host
-        verdict = None if self.guard is None else self.guard.admit(address=address)
+        verdict = (
+            None if self.guard is None else self.guard.admit(address=address, has_token=lambda: self.has_token(peer))
+        )
         if verdict is not None and not verdict.is_allowed:
             # The denial is on record, and counted: a flood is not answered with a flood of records.
             problem = f"denied for a time ({verdict.reason_code})"
@@ -319,6 +321,13 @@ class EventsEndpoint(Endpoint[EventsConnection]):
             rights=rights,
             admission=self.gateway.admit(context, address=address),
         )
+
+    def has_token(self, peer: Peer) -> bool:
+        try:
+            token = _token_of(peer)
+        except SubscriptionRefused:
+            return False
+        return token is not None and self._authenticator.accepts(f"Bearer {token}")
 
     def connect(self, transport: Transport, peer: Peer) -> EventsConnection:
         assert isinstance(peer, AdmittedPeer)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
 from tidings.access.book import Capsule
+from tidings.access.context import ANONYMOUS
 from tidings.access.errors import AuditUnavailable
 from tidings.access.guard import Directive, DosGuard
 from tidings.access.visibility import CapsuleIssuer
@@ -157,7 +158,9 @@ class SubscriberRegistry:
             AdmissionDenied: The guard keeps newcomers out, or a limit is reached.
         """
         identity, app = context.requester_identity_id, context.app_id
-        verdict = self._guard.admit(identity=identity, app=app, address=address)
+        verdict = self._guard.admit(
+            identity=identity, app=app, address=address, has_token=lambda: identity != ANONYMOUS
+        )
         try:
             if not verdict.is_allowed:
                 raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", _OVER_LIMIT, verdict.retry_after_s)
@@ -235,8 +238,9 @@ class SubscriberRegistry:
         self, admission: Admission, rights: Capsule, frame: SubscribeEvents, sink: Sink, resume_token: str | None
     ) -> Subscriber:
         context = admission.context
+        identity = context.requester_identity_id
         verdict = self._guard.admit(
-            identity=context.requester_identity_id, app=context.app_id, address=admission.address
+            identity=identity, app=context.app_id, address=admission.address, has_token=lambda: identity != ANONYMOUS
         )
         if self._issuer.unavailable_for is not None:
             # Everything is denied now, and it would be wrong to say that it is this subscriber who may not.
@@ -420,8 +424,9 @@ class SubscriberRegistry:
     def _rate_left(self, subscriber: Subscriber) -> int | None:
         """The rate that directives in force leave a subscriber; they end by themselves."""
         context = subscriber.context
+        identity = context.requester_identity_id
         verdict = self._guard.admit(
-            identity=context.requester_identity_id, app=context.app_id, address=subscriber.address
+            identity=identity, app=context.app_id, address=subscriber.address, has_token=lambda: identity != ANONYMOUS
         )
         return verdict.msgs_per_sec_max if verdict.is_allowed else subscriber.rate_max
 

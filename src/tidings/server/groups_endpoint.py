@@ -362,9 +362,9 @@ class GroupsConnection(Connection[_HeldPublish | wire.CancelDelayed | _Join]):
             raise wire.FrameInvalid(f"version {frame.version} is not spoken here, only {wire.PROTOCOL_VERSION}")
         authenticator, header, settings = self.groups.authenticator, self._authorization, self.groups.settings
         capsule = (
-            authenticator.of_token(frame.token, path=self.groups.name)
+            authenticator.of_token(frame.token, path=self.groups.name, entrance="connection")
             if frame.token or header is None
-            else authenticator.of_header(header, path=self.groups.name)
+            else authenticator.of_header(header, path=self.groups.name, entrance="connection")
         )
         self._capsule = capsule
         self._authorization = None
@@ -547,6 +547,8 @@ class GroupsEndpoint(Endpoint[GroupsConnection]):
         message_bytes_max: The longest message that the server lets through, told to clients; 0 if there is no limit.
     """
 
+    takes_token_in_message = True
+
     def __init__(
         self,
         bus: EventBus,
@@ -569,6 +571,9 @@ class GroupsEndpoint(Endpoint[GroupsConnection]):
         self.message_bytes_max = message_bytes_max
         self.authentication_timeout_s = self.settings.hello_timeout_s
         self.unsent_bytes_max = self.settings.buffered_bytes_max
+
+    def has_token(self, peer: Peer) -> bool:
+        return self.authenticator.accepts(peer.headers.get("authorization"))
 
     def connect(self, transport: Transport, peer: Peer) -> GroupsConnection:
         """A new connection."""

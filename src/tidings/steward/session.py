@@ -386,6 +386,8 @@ class TokenEndpoint(StewardEndpoint):
         settled: See ``Authority``.
     """
 
+    takes_token_in_message = True
+
     def __init__(
         self,
         operations: Operations,
@@ -406,10 +408,15 @@ class TokenEndpoint(StewardEndpoint):
         header = peer.headers.get("authorization")
         if header is None and not self._is_open:
             return None
-        return TokenAuthority(self._authenticator.of_header(header, path=self.name), self._settled)
+        return TokenAuthority(
+            self._authenticator.of_header(header, path=self.name, entrance="connection"), self._settled
+        )
+
+    def has_token(self, peer: Peer) -> bool:
+        return self._authenticator.accepts(peer.headers.get("authorization"))
 
     def authority_of(self, token: str) -> Authority:
-        return TokenAuthority(self._authenticator.of_token(token, path=self.name), self._settled)
+        return TokenAuthority(self._authenticator.of_token(token, path=self.name, entrance="connection"), self._settled)
 
     def metrics(self) -> Iterable[tuple[str, str, float]]:
         """What ``/metrics`` shows of it."""

@@ -152,7 +152,8 @@ class SyncConnection(Connection[Admit | Submit | ReadPage]):
     async def _admit(self, work: Admit) -> None:
         service, session, request = self._service, self.session, work.request
         try:
-            rights = ClientRights(service.authenticator.of_token(request.token, path=service.name))
+            capsule = service.authenticator.of_token(request.token, path=service.name, entrance="connection")
+            rights = ClientRights(capsule)
         except AuthFailed:
             rights = None
         watermark = service.log.position.seq
@@ -287,6 +288,8 @@ class SyncService(Endpoint[SyncConnection]):
     Raises:
         InvalidSchema: A schema of the settings cannot be compiled.
     """
+
+    takes_token_in_message = True
 
     def __init__(
         self,

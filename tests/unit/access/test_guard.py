@@ -5,8 +5,10 @@ from __future__ import annotations
 import pytest
 
 from tidings.access.audit import AuditLog
-from tidings.access.errors import AuditUnavailable
-from tidings.access.guard import AbuseCounter, AbuseReport, Directive, DosGuard, GuardSettings
+from tidings.access.errors import AuditUnavailable, InvalidDirective
+from tidings.access.guard import AbuseCounter, AbuseReport, Directive, DosGuard, Entrance, GuardSettings
+from tidings.core.errors import SettingsError
+from tidings.core.settings import checked
 from tidings.log.interface import Health
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
@@ -150,3 +152,63 @@ async def test_a_denial_holds_although_it_cannot_be_recorded_and_is_lifted_only_
         world.guard.apply(Directive(decision="allow", target="identity:alice"), by="root")
 
     assert world.denied("alice") == 60
+
+
+@pytest.mark.parametrize(
+    ("kind", "denied"),
+    [
+        ("overflow", ["subscription"]),
+        ("rejection", ["subscription"]),
+        ("limit", ["connection", "subscription"]),
+    ],
+)
+async def test_the_guard_denies_only_what_was_abused(kind: str, denied: list[str]) -> None:
+    """Too slow a subscriber may still publish and read; one whose sockets go over limits may still send requests."""
+    world = World()
+    world.guard.report(AbuseReport(kind=kind, count=3, window_ms=60_000, identity_id="alice"))  # type: ignore[arg-type]
+
+    entrances: tuple[Entrance, ...] = ("request", "connection", "subscription")
+    assert [each for each in entrances if not world.guard.admit(identity="alice", entrance=each).is_allowed] == denied
+
+
+async def test_a_denial_by_the_guard_leaves_an_administrators_longer_one_in_force() -> None:
+    """The two reach differently far, and end by themselves; allowing the target lifts both."""
+    world = World()
+    world.deny("identity:alice", ttl_ms=3_600_000)
+    world.guard.report(AbuseReport(kind="overflow", count=3, window_ms=60_000, identity_id="alice"))
+    await world.clock.advance(40.0)
+    assert not world.guard.admit(identity="alice", entrance="request").is_allowed
+    world.guard.apply(Directive(decision="allow", target="identity:alice"), by="root")
+
+    assert world.guard.directives() == []
+
+
+async def test_an_address_is_denied_to_callers_without_a_good_token_only() -> None:
+    """Many users may share an address: whoever shows a good token comes in, while its strangers are denied."""
+    world = World()
+    world.guard.report(AbuseReport(kind="limit", count=30, window_ms=60_000, address="192.0.2.1"))
+
+    assert not world.guard.admit(address="192.0.2.1", entrance="request").is_allowed
+    assert world.guard.admit(address="192.0.2.1", entrance="request", has_token=lambda: True).is_allowed
+    world.deny("address:192.0.2.1")
+    assert not world.guard.admit(address="192.0.2.1", entrance="request", has_token=lambda: True).is_allowed
+
+
+@pytest.mark.parametrize("address", ["192.0.2.7", "10.1.2.3", "::ffff:10.1.2.3", "2001:db8::5"])
+async def test_addresses_that_are_never_denied(address: str) -> None:
+    """Neither by the guard itself nor by a directive, which is refused; their neighbours are."""
+    world = World(never_denied=("192.0.2.7", "10.0.0.0/8", "2001:db8::/64"))  # type: ignore[arg-type]
+    world.guard.report(AbuseReport(kind="limit", count=30, window_ms=60_000, address=address))
+    assert world.guard.directives() == []
+    with pytest.raises(InvalidDirective, match="never denied"):
+        world.deny(f"address:{address}")
+    world.deny("address:192.0.2.8")
+
+    assert world.denied(address="192.0.2.8") > 0
+
+
+@pytest.mark.parametrize("network", ["", "192.0.2", "10.0.0.1/8", "proxy.example"])
+def test_an_address_in_the_settings_that_is_none_is_refused(network: str) -> None:
+    """The error names the entry."""
+    with pytest.raises(SettingsError, match=r"never_denied\[0\]"):
+        checked(GuardSettings(never_denied=(network,)))

@@ -41,6 +41,13 @@ async def take(events: EventStream, count: int) -> list[tuple[int, int]]:
     return [place(await anext(events)) for _ in range(count)]
 
 
+async def until_subscribed(node: FakeGateway, events: EventStream) -> None:
+    """Take what comes until a connection is there again."""
+    while not any(link.is_open and link.is_subscribed for link in node.links):
+        node.commit()
+        await anext(events)
+
+
 async def until(condition: Callable[[], object]) -> None:
     """Let others run until something holds."""
     for _ in range(10_000):
@@ -191,6 +198,28 @@ async def test_a_slow_program_loses_its_connection_and_no_envelope() -> None:
             node.commit()
         assert not node.links[0].is_open
         assert got + await take(events, 50) == node.places()
+
+
+async def test_a_slow_program_waits_longer_each_time_before_it_subscribes_again() -> None:
+    """1, 2, 4 seconds and so on up to 30 at least: a node denies subscriptions to whoever comes back at once, again and again."""
+    node, clock = FakeGateway(), EagerClock()
+    async with stream(node, clock=clock) as events:
+        pauses = []
+        for _ in range(8):
+            node.cut(CloseReason.BUFFER_OVERFLOW.code)
+            before_s = clock.now_s
+            node.commit()
+            await anext(events)
+            await until_subscribed(node, events)
+            pauses.append(clock.now_s - before_s)
+        clock.now_s += 61.0
+        before_s = clock.now_s
+        node.cut(CloseReason.BUFFER_OVERFLOW.code)
+        await until_subscribed(node, events)
+        again_s = clock.now_s - before_s
+
+    for pause_s, least_s in zip([*pauses, again_s], [1, 2, 4, 8, 16, 30, 30, 30, 1], strict=True):
+        assert least_s <= pause_s <= least_s + 0.3
 
 
 async def test_a_part_of_a_record_is_not_taken_for_the_whole() -> None:

@@ -17,6 +17,7 @@ import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from tidings.access.context import ANONYMOUS
 from tidings.access.errors import TokenExpired, TokenRevoked
 from tidings.access.resources import Action, node
 from tidings.core.clock import Clock, within
@@ -374,7 +375,11 @@ class _Stream(Response):
         if not services.apps.is_enabled(context.app_id):
             raise SubscriptionClosed(CloseReason.PERMISSION_DENIED, f"there is no app {context.app_id!r}")
         identity, address = context.requester_identity_id, self._admission.address
-        if not services.guard.admit(identity=identity, app=context.app_id, address=address).is_allowed:
+        is_named = identity != ANONYMOUS
+        verdict = services.guard.admit(
+            identity=identity, app=context.app_id, address=address, has_token=lambda: is_named
+        )
+        if not verdict.is_allowed:
             raise SubscriptionClosed(CloseReason.SUBSCRIPTION_REJECTED, "denied for a time")
 
     def _next(self, prefix: bytes, told: _Told) -> bytes:

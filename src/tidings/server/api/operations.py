@@ -345,9 +345,10 @@ class _Resource:
         if operation is None:
             raise MethodNotAllowed(method, self._operations)
         capsule, services = None, self._api.services
-        if operation.is_guarded and client is not None:
-            services.guard.require(address=client[0])
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in reversed(scope["headers"])}
+        if operation.is_guarded and client is not None:
+            accepts = functools.partial(services.authenticator.accepts, headers.get("authorization"))
+            services.guard.require(address=client[0], has_token=accepts)
         if not operation.is_public:
             header = headers.get("authorization")
             capsule = services.authenticator.of_header(header, path=operation.path, is_guarded=operation.is_guarded)
