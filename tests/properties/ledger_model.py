@@ -65,16 +65,20 @@ class Model:
                 return []
             self.open_conflicts.append(conflict)
             return [("subject_conflict_detected", plugin, tuple(owners))]
+        told: Told = []
         if not owners:
             self.types[new_id], self.order[new_id] = kind, []
             owners = [new_id]
+            told.append(("subject_announced", plugin, new_id, kind, names))
         elif self.types[owners[0]] != kind:
             return Refused("ledger.subject_type_mismatch")
         for name in names:
             if name not in self.names:
                 self.names[name] = (owners[0], plugin)
                 self.order[owners[0]].append(name)
-        return []
+                if owners != [new_id]:
+                    told.append(("subject_addressing_added", plugin, owners[0], name))
+        return told
 
     def retract(self, plugin: str, name: str, by: str | None = None) -> Told | Refused:
         if name not in self.names:
@@ -85,7 +89,7 @@ class Model:
         del self.names[name]
         self.order[subject].remove(name)
         if self.order[subject]:
-            return []
+            return [] if by else [("subject_addressing_removed", plugin, subject, name)]
         told: Told = [("subject_forgotten", by or plugin, subject)]
         self._retire(subject, "tombstone")
         for edge in sorted(edge for edge in self.relations if subject in (edge[0], edge[2])):
@@ -115,11 +119,12 @@ class Model:
         edge = (ends[0], predicate, ends[1])
         relation = self.relations.get(edge)
         if relation is not None:
-            if plugin not in relation.claimants:
-                relation.claimants.append(plugin)
-            return []
+            if plugin in relation.claimants:
+                return []
+            relation.claimants.append(plugin)
+            return [("relation_claim_added", plugin, edge)]
         self.relations[edge] = Relation([plugin])
-        return [
+        return [("relation_asserted", plugin, edge)] + [
             ("relation_cardinality_violation", edge, side, count)
             for side, count, bound in (
                 ("source", len(self.targets(edge[0], predicate)), PREDICATES[predicate][0]),
@@ -139,7 +144,7 @@ class Model:
             return Refused("ledger.unknown_relation")
         if plugin not in self.relations[edge].claimants:
             return Refused("ledger.not_claimant")
-        return self._unclaim(edge, plugin, plugin)
+        return self._unclaim(edge, plugin, plugin) or [("relation_claim_retracted", plugin, edge)]
 
     def _unclaim(self, edge: Edge, plugin: str, by: str) -> Told:
         self.relations[edge].claimants.remove(plugin)

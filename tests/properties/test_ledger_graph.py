@@ -87,6 +87,13 @@ def brief(happening: Happening) -> tuple[Any, ...]:
         return told.source_id, told.predicate, told.target_id
 
     match name:
+        case "subject_announced":
+            names = tuple(f"{each.scheme}:{each.value}" for each in told.addressings)
+            return name, told.plugin, told.canonical_id, told.subject_type, names
+        case "subject_addressing_added" | "subject_addressing_removed":
+            return name, told.plugin, told.canonical_id, f"{told.scheme}:{told.value}"
+        case "relation_asserted" | "relation_claim_added" | "relation_claim_retracted":
+            return name, told.plugin, edge()
         case "subject_conflict_detected":
             return name, told.plugin, told.canonical_ids
         case "subject_forgotten":

@@ -129,6 +129,36 @@ class CustodyDegraded(Happening, frozen=True, kw_only=True):
 # Relation graph
 
 
+class RelationAsserted(Happening, frozen=True, kw_only=True):
+    """A plugin claimed a relation that did not exist before. Comes before the violations that it causes."""
+
+    plugin: Plugin
+    source_id: Subject
+    predicate: str
+    target_id: Subject
+    reason: str | None
+
+
+class RelationClaimAdded(Happening, frozen=True, kw_only=True):
+    """A further plugin claimed a relation."""
+
+    plugin: Plugin
+    source_id: Subject
+    predicate: str
+    target_id: Subject
+    reason: str | None
+
+
+class RelationClaimRetracted(Happening, frozen=True, kw_only=True):
+    """A plugin retracted its claim on a relation, and other claims are left. The last one is ``relation_forgotten`` alone."""
+
+    plugin: Plugin
+    source_id: Subject
+    predicate: str
+    target_id: Subject
+    reason: str | None
+
+
 class RelationCardinalityViolation(Happening, frozen=True, kw_only=True):
     """A claim was stored and makes more ends than its predicate declares. Both relations are visible."""
 
@@ -182,6 +212,34 @@ class RelationUnsuppressed(Happening, frozen=True, kw_only=True):
 
 
 # Subject registry
+
+
+class SubjectAnnounced(Happening, frozen=True, kw_only=True):
+    """A plugin announced a subject that did not exist before, with these addressings."""
+
+    plugin: Plugin
+    canonical_id: Subject
+    subject_type: str
+    addressings: tuple[AddressingForm, ...]
+
+
+class SubjectAddressingAdded(Happening, frozen=True, kw_only=True):
+    """A plugin announced a further addressing of a subject. Comes before a change of its state by the same announcement."""
+
+    plugin: Plugin
+    canonical_id: Subject
+    scheme: str
+    value: str
+
+
+class SubjectAddressingRemoved(Happening, frozen=True, kw_only=True):
+    """A plugin retracted an addressing, and the subject has others. The last one is ``subject_forgotten`` alone."""
+
+    plugin: Plugin
+    canonical_id: Subject
+    scheme: str
+    value: str
+    reason: str | None
 
 
 class SubjectForgotten(Happening, frozen=True, kw_only=True):
@@ -345,6 +403,14 @@ class FlightModeChanged(Happening, frozen=True, kw_only=True):
     on: bool
 
 
+class AppointmentCreated(Happening, frozen=True, kw_only=True):
+    """An appointment was issued, or issued again. ``next_fire_ms`` is its first occurrence, if it has one."""
+
+    creator: str
+    appointment_id: str
+    next_fire_ms: int | None
+
+
 class AppointmentApproaching(Happening, frozen=True, kw_only=True):
     """The lead time of an appointment has begun."""
 
@@ -378,6 +444,13 @@ class AppointmentCancelled(Happening, frozen=True, kw_only=True):
     creator: str
     appointment_id: str
     cancelled_by: str
+
+
+class WatchCreated(Happening, frozen=True, kw_only=True):
+    """A watch was issued, or issued again."""
+
+    creator: str
+    watch_id: str
 
 
 class WatchFired(Happening, frozen=True, kw_only=True):
@@ -452,7 +525,28 @@ class GrammarOrphansAccepted(Happening, frozen=True, kw_only=True):
     reason: str
 
 
-# Further
+# Plugins
+
+
+class PluginAdmitted(Happening, frozen=True, kw_only=True):
+    """A plugin was loaded. Comes before anything that it does."""
+
+    plugin: Plugin
+    shelves: tuple[str, ...]
+    version: str | None
+
+
+class PluginUnloaded(Happening, frozen=True, kw_only=True):
+    """A plugin was unloaded. Comes after what unloading took along."""
+
+    plugin: Plugin
+
+
+class PluginFailed(Happening, frozen=True, kw_only=True):
+    """A plugin is gone and was not unloaded, for example because its connection was lost. Its claims stay."""
+
+    plugin: Plugin
+    reason: str
 
 
 class PluginEvent(Happening, frozen=True, kw_only=True):
@@ -461,6 +555,9 @@ class PluginEvent(Happening, frozen=True, kw_only=True):
     plugin: Plugin
     event_type: str
     payload: FreeForm
+
+
+# Further
 
 
 class CatalogueFallback(Happening, frozen=True, kw_only=True):

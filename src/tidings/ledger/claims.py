@@ -18,9 +18,15 @@ from tidings.happenings.variants import (
     AddressingForm,
     Cardinality,
     ClaimsRetracted,
+    RelationAsserted,
     RelationCardinalityViolation,
+    RelationClaimAdded,
+    RelationClaimRetracted,
     RelationForgotten,
     Side,
+    SubjectAddressingAdded,
+    SubjectAddressingRemoved,
+    SubjectAnnounced,
     SubjectCascade,
     SubjectConflictDetected,
     SubjectForgotten,
@@ -40,7 +46,7 @@ from .errors import (
     UnknownSubjectType,
 )
 from .relations import Relations, Triple
-from .state import LedgerState
+from .state import FIRST_RULES, LedgerState
 from .subjects import (
     RESERVED_SCHEMES,
     Addressing,
@@ -100,7 +106,12 @@ def announce(
         check_new_id(state, "new_id", new_id)
         held = tuple(ClaimedAddressing(addressing, plugin, at_ms) for addressing in wanted)
         subjects.put(SubjectRecord(new_id, subject_type, held, at_ms, at_ms, subject_state))
-        return Announced("created", new_id), []
+        if state.rules == FIRST_RULES:
+            return Announced("created", new_id), []
+        made = SubjectAnnounced(
+            at_ms=at_ms, plugin=plugin, canonical_id=new_id, subject_type=subject_type, addressings=_forms(wanted)
+        )
+        return Announced("created", new_id), [made]
     record = subjects.require(owners[0])
     if record.subject_type != subject_type:
         raise SubjectTypeMismatch(record.canonical_id, record.subject_type, subject_type)
@@ -114,6 +125,13 @@ def announce(
         msgspec.structs.replace(record, addressings=record.addressings + added, modified_at_ms=at_ms, state=kept)
     )
     told: list[Happening] = []
+    if state.rules > FIRST_RULES:
+        told += [
+            SubjectAddressingAdded(
+                at_ms=at_ms, plugin=plugin, canonical_id=record.canonical_id, **held.addressing._asdict()
+            )
+            for held in added
+        ]
     if not same_json(kept, record.state):
         told.append(_state_changed(at_ms, plugin, record, kept))
     return Announced("updated", record.canonical_id), told
@@ -141,10 +159,14 @@ def _conflict(
     detected = SubjectConflictDetected(
         at_ms=at_ms,
         plugin=plugin,
-        addressings=tuple(AddressingForm(*addressing) for addressing in addressings),
+        addressings=_forms(addressings),
         canonical_ids=owners,
     )
     return Announced("conflict", None, owners), [detected]
+
+
+def _forms(addressings: tuple[Addressing, ...]) -> tuple[AddressingForm, ...]:
+    return tuple(AddressingForm(*addressing) for addressing in addressings)
 
 
 class Retracted(NamedTuple):
@@ -188,7 +210,12 @@ def retract(
         raise NotClaimant(plugin, f"the addressing {str(addressing)!r}")
     if left:
         subjects.put(msgspec.structs.replace(record, addressings=left, modified_at_ms=at_ms))
-        return Retracted("addressing_removed", owner), []
+        if by is not None or state.rules == FIRST_RULES:  # what an administrator does has a happening of its own
+            return Retracted("addressing_removed", owner), []
+        removed = SubjectAddressingRemoved(
+            at_ms=at_ms, plugin=plugin, canonical_id=owner, reason=reason, **addressing._asdict()
+        )
+        return Retracted("addressing_removed", owner), [removed]
     actor = plugin if by is None else by
     subjects.retire(
         AliasRecord(
@@ -227,11 +254,7 @@ def _check_addressing(field: str, addressing: Addressing) -> None:
 
 
 class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """
-    A plugin says that there is a subject with these names. Answers ``Announced``.
-
-    No happening tells of a new subject or a new name; one tells of a conflict.
-    """
+    """A plugin says that there is a subject with these names. Answers ``Announced``."""
 
     plugin: str
     subject_type: str
@@ -363,8 +386,23 @@ class ClaimRelation(RelationName, Command, frozen=True, kw_only=True, omit_defau
             raise InvalidCommand("target", f"{declared.name!r} takes no target of type {target.subject_type!r}")
         triple = Triple(source.canonical_id, declared.name, target.canonical_id)
         done = relations.claim(triple, self.plugin, at_ms, self.reason)
-        violations = self._violations(relations, declared, triple, at_ms) if done == "created" else []
-        return CommandOutcome(violations, done, done != "no_change")
+        happenings: list[Happening] = []
+        if state.rules > FIRST_RULES and done != "no_change":
+            variant: type[RelationAsserted | RelationClaimAdded]
+            variant = RelationAsserted if done == "created" else RelationClaimAdded
+            happenings.append(
+                variant(
+                    at_ms=at_ms,
+                    plugin=self.plugin,
+                    source_id=triple.source_id,
+                    predicate=triple.predicate,
+                    target_id=triple.target_id,
+                    reason=self.reason,
+                )
+            )
+        if done == "created":
+            happenings += self._violations(relations, declared, triple, at_ms)
+        return CommandOutcome(happenings, done, done != "no_change")
 
     def _violations(
         self, relations: Relations, declared: PredicateDeclaration, triple: Triple, at_ms: int
@@ -418,5 +456,8 @@ class RetractRelation(RelationName, Command, frozen=True, kw_only=True, omit_def
         if done is None:
             raise NotClaimant(self.plugin, f"the relation {str(triple)!r}")
         if done == "claim_removed":
-            return CommandOutcome(result=done)
+            if state.rules == FIRST_RULES:
+                return CommandOutcome(result=done)
+            retracted = RelationClaimRetracted(at_ms=at_ms, plugin=self.plugin, reason=self.reason, **triple._asdict())
+            return CommandOutcome([retracted], done)
         return CommandOutcome([relation_forgotten(at_ms, self.plugin, triple, ClaimsRetracted(self.plugin))], done)

@@ -12,6 +12,7 @@ import msgspec
 from tidings.core.errors import TidingsError
 from tidings.core.settings import checked
 from tidings.core.tasks import cancel_and_wait
+from tidings.happenings.variants import PluginAdmitted, PluginFailed, PluginUnloaded
 
 from .admins import Admin
 from .commands import check_name
@@ -96,6 +97,8 @@ class Plugins:
         plugin = Plugin(name, handler, manifest, ledger=self._ledger, directory=self)
         self._plugins[name] = plugin
         self._shelves.update(dict.fromkeys(manifest.shelves, plugin))
+        admitted = PluginAdmitted(at_ms=self._now_ms(), plugin=name, shelves=manifest.shelves, version=manifest.version)
+        self._ledger.emit_soon(admitted)
         return plugin
 
     def admin(self, name: str, *, is_rehearsal: bool = False) -> Admin:
@@ -123,17 +126,27 @@ class Plugins:
         """The plugin on a shelf."""
         return self._shelves.get(shelf)
 
-    def forget(self, plugin: Plugin) -> None:
+    def forget(self, plugin: Plugin, reason: str = "it was gone without being unloaded") -> None:
         """
         Have a plugin loaded no more: it was unloaded, or it is simply gone.
 
         What one that is gone announced and claimed stays; its factory instances for as long as it may take to announce them again.
+
+        Args:
+            plugin: Which.
+            reason: Why it is gone, if it was not unloaded.
         """
         del self._plugins[plugin.name]
         for shelf in plugin.manifest.shelves:
             del self._shelves[shelf]
-        if not plugin.is_ending:
+        if plugin.is_ending:
+            self._ledger.emit_soon(PluginUnloaded(at_ms=self._now_ms(), plugin=plugin.name))
+        else:
+            self._ledger.emit_soon(PluginFailed(at_ms=self._now_ms(), plugin=plugin.name, reason=reason))
             self._retract_later({plugin.load_id})
+
+    def _now_ms(self) -> int:
+        return self._ledger.clock.now_ns() // 1_000_000
 
     # Calls that find their plugin by its shelf
 

@@ -524,6 +524,15 @@ class Ledger:
     def _emit_durable(self, happenings: Sequence[AnyHappening]) -> Awaitable[int]:
         return self.execute(EmitHappenings(happenings=happenings))
 
+    def emit_soon(self, happening: AnyHappening) -> None:
+        """Emit a happening durably, before everything that later commands emit, and without waiting. A failure is a line in the log."""
+        if self._has_ended:
+            return
+        prepared = self._prepare(EmitHappenings(happenings=(happening,)))
+        request = CommandRequest((prepared,), self._loop.create_future())
+        request.answer.add_done_callback(_log_failure)
+        self._give(request)
+
     def _cover(self, seq: int) -> None:
         """Write down that seqs are used which plain emits have taken: a block of them, in the background."""
         if self._is_covering or self._has_ended:
@@ -881,6 +890,11 @@ class Ledger:
                 await self.trim_history()
             except (TidingsError, OSError) as error:
                 logger.warning("the ledger's history was not trimmed; it is tried again later: %s", error)
+
+
+def _log_failure(answer: asyncio.Future[Any]) -> None:
+    if not answer.cancelled() and (error := answer.exception()) is not None:
+        logger.warning("a happening could not be stored, and is not emitted: %s", error)
 
 
 def _has_long_number(encoded: bytes) -> bool:

@@ -515,6 +515,7 @@ class Plugin:
         commands = [RetractAddressing(plugin=self.name, addressing=addressing) for addressing in claimed]
         count = await do_all(self._ledger, commands)
         self._directory.forget(self)
+        await self._ledger.finish_waiting()
         return count
 
     async def _let_go(self, record: CustodyRecord, seconds: float) -> bool:

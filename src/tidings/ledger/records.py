@@ -3,10 +3,11 @@ The records of the topic ``ledger``, from which everything else in the ledger ca
 
 A record holds one command and what it told::
 
-    {"at_ms": 1760000000000, "seq": 17, "do": {"command": "set_flight_mode", ...}, "happenings": [{"type": ...}, ...]}
+    {"at_ms": 1760000000000, "seq": 17, "rules": 2, "do": {"command": "set_flight_mode", ...}, "happenings": [{"type": ...}, ...]}
 
 ``seq`` is that of its first happening; of a record without happenings, the one that the next happening would have had. So seqs never go
-back from record to record, and any is found by bisection. A command whose happenings do not fit has ``count``, how many there are in all,
+back from record to record, and any is found by bisection. ``rules`` is the version of the rules that decided the command; without it, the
+first. Executing it again goes by the same version, whatever later ones would make of it. A command whose happenings do not fit has ``count``, how many there are in all,
 and is followed by records with the others; these have no ``do``. Neither have happenings that somebody emitted: no state follows from them, and
 those of one commit share a record.
 """
@@ -28,8 +29,9 @@ from tidings.happenings.happening import AnyHappening, Happening, from_json, to_
 from tidings.log.interface import Authorise
 from tidings.log.record import Record
 
-from .commands import COMMANDS, Command
+from .commands import COMMANDS, Command, CommandOutcome
 from .errors import InvalidRecord, LedgerUnavailable, UnknownCommand
+from .state import FIRST_RULES, RULES, LedgerState
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +54,8 @@ class StoredCommand(msgspec.Struct, frozen=True, gc=False):
     happenings: msgspec.Raw = _NOTHING
     count: int = 0
     """How many happenings there are in all, if some are in the records that follow."""
+    rules: int = FIRST_RULES
+    """The version of the rules by which the command was decided."""
 
 
 _DECODER: Final = msgspec.json.Decoder(StoredCommand)
@@ -104,7 +108,7 @@ def events_of(
         happenings, happenings_json: What it told, and the JSON of all that.
         bytes_max: The most JSON of happenings that one record may have; a single one may be longer.
     """
-    payload: dict[str, Any] = {"at_ms": at_ms, "seq": seq, "do": orjson.Fragment(do_json)}
+    payload: dict[str, Any] = {"at_ms": at_ms, "seq": seq, "rules": RULES, "do": orjson.Fragment(do_json)}
     kind = _type_of(do)
     if not happenings:
         return [_event(kind, payload)]
@@ -252,12 +256,34 @@ class CommandReader:
         The command of a record.
 
         Raises:
-            UnknownCommand: No class is known for it, or it has fields that the class does not have.
+            UnknownCommand: No class is known for it, it has fields that the class does not have, or a newer version of the rules decided it.
         """
+        check_rules(stored, record.offset)
         try:
             return self.read(stored.do)
         except msgspec.DecodeError as error:
             raise UnknownCommand(name_of(record), record.offset, str(error)) from None
+
+
+def check_rules(stored: StoredCommand, offset: int) -> None:
+    """
+    See that this program has the rules that decided a command.
+
+    Raises:
+        UnknownCommand: They are of a newer version.
+    """
+    if not FIRST_RULES <= stored.rules <= RULES:
+        problem = f"version {stored.rules} of the rules decided it, and this program knows them up to version {RULES}"
+        raise UnknownCommand(msgspec.json.decode(stored.do).get("command", "?"), offset, problem)
+
+
+def execute_again(command: Command, state: LedgerState, stored: StoredCommand) -> CommandOutcome:
+    """Execute a command of the log by the rules that decided it. Raises what it raises."""
+    state.rules = stored.rules
+    try:
+        return command.execute(state, stored.at_ms)
+    finally:
+        state.rules = RULES
 
 
 def _is_readable(variant: type[Happening]) -> bool:

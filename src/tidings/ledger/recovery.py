@@ -1,7 +1,7 @@
 """
 Recovery: the state from the newest snapshot that can be used, and the records after it.
 
-Every command after the snapshot is executed again, and must tell what it told: a command that comes out differently stops recovery, since
+Every command after the snapshot is executed again, by the version of the rules that decided it, and must tell what it told: a command that comes out differently stops recovery, since
 nobody could say what is true then. The one exception is a log that was repaired. Records are missing from it, so what was done on top of them may no longer
 be possible; such commands are passed over and reported, up to the record with which the ledger took note of the repair.
 """
@@ -28,6 +28,7 @@ from .records import (
     StoredCommand,
     count_of,
     encode_happenings,
+    execute_again,
     is_ours,
     name_of,
     read_record,
@@ -197,7 +198,7 @@ class _Fold:
         command = self._commands.read_stored(record, stored)
         name = name_of(record)
         try:
-            outcome = command.execute(self._state, stored.at_ms)
+            outcome = execute_again(command, self._state, stored)
         except MissingPart:
             raise
         except TidingsError as error:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar, Protocol, TypeVar, cast
+from typing import Any, ClassVar, Final, Protocol, TypeVar, cast
 
 from .errors import MissingPart
 
@@ -34,6 +34,11 @@ class Part(Protocol):
 
 PartT = TypeVar("PartT")
 
+RULES: Final = 2
+"""The version of the rules by which commands are decided now. Each record has the version that decided it; see ADR 36."""
+FIRST_RULES: Final = 1
+"""That of records without a version: nothing is emitted when something is made."""
+
 
 class Rehearsed(Exception):
     """A command that is only rehearsed has passed its checks, and would change something now."""
@@ -49,6 +54,8 @@ class LedgerState:
 
     def __init__(self, *parts: Part) -> None:
         self._parts: dict[type, Part] = {type(part): part for part in parts}
+        self.rules = RULES
+        """By which version of the rules a command is executed. An older one only while records of that version are executed again."""
         self.is_rehearsal = False
         """Whether a command is executed for its checks only."""
 

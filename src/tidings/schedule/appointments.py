@@ -18,16 +18,18 @@ from typing import Any, ClassVar, Final, NamedTuple
 import msgspec
 
 from tidings.core.timers import TimerQueue
+from tidings.happenings.happening import Happening
 from tidings.happenings.variants import (
     AppointmentApproaching,
     AppointmentCancelled,
+    AppointmentCreated,
     AppointmentFired,
     AppointmentMissed,
 )
 from tidings.ledger.admin_ledger import record_admin_action
 from tidings.ledger.commands import Command, CommandOutcome, check_name
 from tidings.ledger.paging import KeyOrder
-from tidings.ledger.state import LedgerState
+from tidings.ledger.state import FIRST_RULES, LedgerState
 from tidings.ledger.subjects import Addressing
 
 from .actions import ScheduledAction
@@ -441,7 +443,19 @@ class CreateAppointments(Command, frozen=True, kw_only=True, omit_defaults=True)
                 if isinstance(entry, AppointmentEntry):
                     target = Addressing(APPOINTMENT_SCHEME, f"{self.creator}/{entry.spec.appointment_id}")
                     record_admin_action(state, at_ms, self.admin, "appointment_create", target)
-        return CommandOutcome(result=results, is_changed=appointments.issued_count > before)
+        told: list[Happening] = []
+        if state.rules > FIRST_RULES:
+            told += [
+                AppointmentCreated(
+                    at_ms=at_ms,
+                    creator=self.creator,
+                    appointment_id=entry.spec.appointment_id,
+                    next_fire_ms=entry.next_fire_ms,
+                )
+                for entry in results
+                if isinstance(entry, AppointmentEntry)
+            ]
+        return CommandOutcome(told, results, appointments.issued_count > before)
 
     def _issue(self, appointments: Appointments, new: NewAppointment) -> AppointmentEntry | QuotaExceeded:
         if not appointments.is_active(self.creator, new.spec.appointment_id):

@@ -58,7 +58,9 @@ _T = TypeVar("_T")
 
 FEEDBACK: Final = "feedback"
 OVERLOADED: Final = "overloaded"
-_NEVER_EVALUATED: Final = frozenset({"watch_fired", "watch_missed", "watch_cancelled", "watch_evaluation_throttled"})
+_NEVER_EVALUATED: Final = frozenset(
+    {"watch_created", "watch_fired", "watch_missed", "watch_cancelled", "watch_evaluation_throttled"}
+)
 """A watch on these would set off itself, or others that set it off."""
 _STRUCTURAL: Final = frozenset({"subject_merged", "subject_migrated", "subject_split", "subject_forgotten"})
 """Never left out, however many come: a watch would lose its subject."""

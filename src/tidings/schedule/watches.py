@@ -16,11 +16,11 @@ import msgspec
 from tidings.core.settings import Settings
 from tidings.core.validation import reread
 from tidings.happenings.happening import Happening
-from tidings.happenings.variants import WatchCancelled, WatchEvaluationThrottled, WatchFired, WatchMissed
+from tidings.happenings.variants import WatchCancelled, WatchCreated, WatchEvaluationThrottled, WatchFired, WatchMissed
 from tidings.ledger.admin_ledger import record_admin_action
 from tidings.ledger.commands import Command, CommandOutcome, check_name
 from tidings.ledger.paging import KeyOrder
-from tidings.ledger.state import LedgerState
+from tidings.ledger.state import FIRST_RULES, LedgerState
 from tidings.ledger.subjects import Addressing
 
 from .actions import ScheduledAction
@@ -256,7 +256,10 @@ class CreateWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
         watches.issued_count += 1
         entry = WatchEntry(creator=self.creator, spec=self.spec, action=self.action, issue=watches.issued_count)
         watches.put(entry)
-        return CommandOutcome(result=entry)
+        told: list[Happening] = []
+        if state.rules > FIRST_RULES:
+            told.append(WatchCreated(at_ms=at_ms, creator=self.creator, watch_id=self.spec.watch_id))
+        return CommandOutcome(told, entry)
 
 
 class CancelWatch(Command, frozen=True, kw_only=True, omit_defaults=True):

@@ -186,4 +186,4 @@ class ServedPlugin:
         if self._handler is not None:
             self._handler.gone()
         if self.plugin in self._directory.loaded:
-            self._directory.forget(self.plugin)
+            self._directory.forget(self.plugin, "its connection ended")

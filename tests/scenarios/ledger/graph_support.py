@@ -132,6 +132,7 @@ class Graph:
 
     async def frozen(self) -> list[Any]:
         """All state, to compare."""
+        await self.ledger.finish_waiting()
         return await self.read(lambda state: [part.freeze() for part in state.parts])
 
 

@@ -82,8 +82,9 @@ async def settled(ledger: Ledger, subscription: HappeningSubscription) -> list[E
 
 
 async def told(ledger: Ledger, subscription: HappeningSubscription) -> list[dict[str, Any]]:
-    """The same as JSON has it, without the times."""
+    """The same as JSON has it, without the times, and without the plugins that were loaded."""
     return [
         {key: value for key, value in to_json(each.happening).items() if key != "at_ms"}
         for each in await settled(ledger, subscription)
+        if each.happening.variant != "plugin_admitted"
     ]

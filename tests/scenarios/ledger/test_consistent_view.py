@@ -182,6 +182,22 @@ async def violate_cardinality(world: World) -> None:
     await world.one.claim_relation(X, "album_of", B2)
 
 
+@case("relation_asserted", is_neighbour)
+async def assert_relation(world: World) -> None:
+    await world.track_on_album()
+
+
+@case("relation_claim_added", lambda state, told: told.plugin in relation(state, told).claimants)
+async def add_claim(world: World) -> None:
+    await world.track_on_album()
+
+
+@case("relation_claim_retracted", lambda state, told: relation(state, told).claimants == ("org.example.two",))
+async def retract_claim(world: World) -> None:
+    await world.track_on_album()
+    await world.one.retract_relation(X, "album_of", B1)
+
+
 @case("relation_forgotten", lambda state, told: relation(state, told) is None and not is_neighbour(state, told))
 async def forget_relation(world: World) -> None:
     await world.track_on_album()
@@ -237,6 +253,37 @@ async def unsuppress(world: World) -> None:
 )
 async def forget_subject(world: World) -> None:
     await world.track_on_album()
+    await world.one.retract_addressing(X)
+
+
+def owner_of(state: LedgerState, told: Any) -> str | None:
+    return state.part(Subjects).find(Addressing(told.scheme, told.value))
+
+
+@case(
+    "subject_announced",
+    lambda state, told: (
+        [each.addressing for each in state.part(Subjects).require(told.canonical_id).addressings]
+        == [(each.scheme, each.value) for each in told.addressings]
+        == [X]
+    ),
+)
+async def announce(world: World) -> None:
+    await world.subject(world.one, X)
+
+
+@case("subject_addressing_added", lambda state, told: owner_of(state, told) == told.canonical_id)
+async def add_name(world: World) -> None:
+    await world.subject(world.one, X)
+    await world.subject(world.two, X, Y)
+
+
+@case(
+    "subject_addressing_removed",
+    lambda state, told: owner_of(state, told) is None and state.part(Subjects).is_live(told.canonical_id),
+)
+async def remove_name(world: World) -> None:
+    await world.subject(world.one, X, Y)
     await world.one.retract_addressing(X)
 
 
@@ -427,6 +474,25 @@ async def report_event(world: World) -> None:
     await world.one.report_event("water", {"level": 3})
 
 
+@case("plugin_admitted", lambda state, told: (told.plugin, told.shelves) == ("org.example.new", ()))
+async def admit_plugin(world: World) -> None:
+    world.ledger.plugin("org.example.new")
+    await world.ledger.finish_waiting()
+
+
+@case("plugin_unloaded", lambda state, told: not state.part(Subjects).is_claimant(told.plugin))
+async def unload_plugin(world: World) -> None:
+    await world.subject(world.one, X)
+    await world.one.unload()
+
+
+@case("plugin_failed", lambda state, told: state.part(Subjects).is_claimant(told.plugin))
+async def lose_plugin(world: World) -> None:
+    await world.subject(world.one, X)
+    world.ledger.plugins.forget(world.one, "its connection ended")
+    await world.ledger.finish_waiting()
+
+
 # Appointments
 
 
@@ -439,6 +505,14 @@ async def make_appointment(world: World, in_ms: int, **spec: Any) -> None:
     fire_at_ms = world.clock.now_ns() // 1_000_000 + in_ms
     once = {"appointment_id": "alarm", "recurrence": {"kind": "one_shot", "fire_at_ms": fire_at_ms}}
     await world.appointments.create("ops", once | spec, PUMP)
+
+
+@case(
+    "appointment_created",
+    lambda state, told: appointment(state, told).next_fire_ms == told.at_ms + 30_000,
+)
+async def create_appointment(world: World) -> None:
+    await make_appointment(world, 30_000)
 
 
 @case(
@@ -496,6 +570,11 @@ WATCH: Final[dict[str, Any]] = {
     "watch_id": "water",
     "condition": {"kind": "happening_match", "filter": {"variants": ["plugin_event"]}},
 }
+
+
+@case("watch_created", lambda state, told: watch(state, told).state == "pending")
+async def create_watch(world: World) -> None:
+    await world.watches.create("ops", WATCH, PUMP)
 
 
 @case(
@@ -648,7 +727,9 @@ async def world(ledger: Ledger, clock: VirtualClock) -> AsyncIterator[World]:
     appointments = AppointmentRunner(ledger, Actions(clock=clock))
     await watches.start()
     await appointments.start()
-    yield World(ledger, clock, appointments, watches)
+    world = World(ledger, clock, appointments, watches)
+    await ledger.finish_waiting()
+    yield world
     await appointments.close()
     await watches.close()
 
@@ -673,7 +754,7 @@ async def test_a_reader_that_reacts_sees_what_was_promised(world: World, variant
 
     reacting = asyncio.create_task(react())
     await act(world)
-    count = len([each async for each in ledger.happenings.history(0, filter=only)])
+    count = len([each async for each in ledger.happenings.history(subscription.current_seq, filter=only)])
     results = [await seen.get() for _ in range(count)]
     reacting.cancel()
 

@@ -79,6 +79,7 @@ async def test_each_notice_of_custody_finds_the_record_as_it_says(ledger: Ledger
     after the release no record.
     """
     plugin = ledger.plugin(P)
+    await ledger.finish_waiting()
     subscription = ledger.happenings.subscribe()
     found: asyncio.Queue[tuple[str, Any]] = asyncio.Queue()
 
@@ -331,6 +332,7 @@ async def test_what_is_being_taken_can_be_neither_corrected_nor_failed(ledger: L
     plugin, player = load(ledger)
     player.reports_at_start = True
     player.hangs = True
+    await ledger.finish_waiting()
     happenings = ledger.happenings.subscribe()
     taking = asyncio.create_task(plugin.take_custody(PLAYBACK, "playback", handle_id="soon"))
     await happenings.recv()
@@ -362,7 +364,7 @@ async def test_a_correction_under_way_ends_with_its_plugin(ledger: Ledger, clock
     with pytest.raises(LedgerError) as caught:
         await correcting
     assert caught.value.subclass == "plugin_unloaded"
-    assert [each["type"] for each in await told(ledger, happenings)] == ["custody_released"]
+    assert [each["type"] for each in await told(ledger, happenings)] == ["custody_released", "plugin_unloaded"]
     assert await plugin.unload() == (0, 0, 0, 0)
 
 

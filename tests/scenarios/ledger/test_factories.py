@@ -56,16 +56,16 @@ async def test_an_instance_is_a_subject_while_it_exists(ledger: Ledger) -> None:
     assert instance is not None
     assert instance.payload == b"stereo"
     names = {"plugin": F, "instance_id": "kitchen", "canonical_id": canonical_id, "shelf": OUTPUTS}
+    ends = {"source_id": canonical_id, "predicate": "like", "target_id": canonical_id}
     assert await told(ledger, happenings) == [
         {"type": "factory_instance_announced", **names, "payload_bytes": 6},
+        {"type": "relation_asserted", "plugin": "org.example.other", **ends, "reason": None},
         {"type": "factory_instance_retracted", **names},
         {"type": "subject_forgotten", "plugin": F, "canonical_id": canonical_id, "subject_type": OUTPUTS},
         {
             "type": "relation_forgotten",
             "plugin": F,
-            "source_id": canonical_id,
-            "predicate": "like",
-            "target_id": canonical_id,
+            **ends,
             "reason": {"kind": "subject_cascade", "forgotten_subject": canonical_id},
         },
     ]
@@ -247,6 +247,7 @@ async def test_an_instance_whose_subject_was_merged_is_retracted_under_its_new_i
 
     assert [(each["type"], each["canonical_id"]) for each in await told(ledger, happenings)] == [
         ("factory_instance_retracted", merged),
+        ("subject_addressing_removed", merged),
         ("factory_instance_retracted", merged),
         ("subject_forgotten", merged),
     ]

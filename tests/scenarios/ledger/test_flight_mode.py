@@ -74,6 +74,7 @@ async def test_who_comes_late_learns_the_mode(
         late = again.happenings.subscribe(since=0)
 
         assert again.happenings.last_seq == before
+        assert [(await late.recv()).happening.variant for _ in range(before - 1)] == ["plugin_admitted"] * (before - 1)
         assert (await late.recv()).to_json()["happening"].items() >= changed(True).items()
         assert await modes(again) == {BLUETOOTH: True}
 

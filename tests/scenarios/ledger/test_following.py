@@ -13,7 +13,7 @@ from tests.unit.happenings.test_variants import OURS, examples
 from tidings.happenings.errors import HappeningsClosed, Lagged
 from tidings.happenings.happening import Happening, facts_of
 from tidings.happenings.variants import SplitStrategy
-from tidings.ledger import Ledger, LedgerSettings, ProjectionScope, open_ledger
+from tidings.ledger import Ledger, LedgerSettings, ProjectionScope, WalkDirection, open_ledger
 from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
 from tidings.ledger.errors import AliasChainForked, AliasChainUnresolved, UnknownSubject
 from tidings.ledger.following import SubjectSubscription, SubjectUpdate
@@ -153,6 +153,24 @@ async def test_whatever_becomes_of_a_subject_before_anybody_looks(ledger: Ledger
     update = await stream.recv()
 
     assert (update.canonical_id, update.new_ids, update.projection is not None) == (merged, parts, end == "live")
+
+
+async def test_what_comes_to_a_subject_is_an_update(ledger: Ledger) -> None:
+    """A relation that is made and a second name that is added each give a fresh projection, which shows it."""
+    room, lamp = await track(ledger, "room"), await track(ledger, "lamp")
+    scope = ProjectionScope(relation_predicates=("like",), direction=WalkDirection.INVERSE)
+    player = ledger.plugin("org.example.player")
+    with await ledger.projections.follow_subject(room, scope) as stream:
+        await stream.recv()
+        await player.claim_relation(lamp, "like", room)
+        related = await stream.recv()
+        await player.announce_subject("track", [("file", "room"), ("name", "kitchen")])
+        named = await stream.recv()
+
+    assert related.projection is not None
+    assert named.projection is not None
+    assert [each.target_id for each in related.projection.related] == [lamp]
+    assert [each.value for each in named.projection.addressings] == ["room", "kitchen"]
 
 
 async def test_a_migrated_subject_is_followed(ledger: Ledger) -> None:

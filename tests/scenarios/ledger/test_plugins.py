@@ -274,6 +274,7 @@ async def test_a_plugin_tells_events_of_its_own(ledger: Ledger) -> None:
     A plugin's event is told under its name and as what it was when it was reported; what is no JSON, too large or too deep is refused.
     """
     plugin = ledger.plugin(P)
+    await ledger.finish_waiting()
     happenings = ledger.happenings.subscribe()
     payload = {"sensor": "s1", "values": [1, 2.5, None]}
 
@@ -412,7 +413,12 @@ async def test_unloading_retracts_addressings_but_no_relations(ledger: Ledger) -
     unloaded = await plugin.unload()
 
     assert unloaded.addressings == 2
-    assert [each["type"] for each in await told(ledger, happenings)] == ["subject_forgotten", "relation_forgotten"]
+    assert [each["type"] for each in await told(ledger, happenings)] == [
+        "subject_addressing_removed",
+        "subject_forgotten",
+        "relation_forgotten",
+        "plugin_unloaded",
+    ]
     relations = (await ledger.projections.list_relations()).items
     subjects = (await ledger.projections.list_subjects()).items
     assert ([each.claimants for each in relations], len(subjects)) == ([(P,)], 2)
@@ -503,7 +509,9 @@ async def test_drain_unloads_everything_in_order(ledger: Ledger, clock: VirtualC
         ("custody_released", "org.example.0"),
         ("custody_aborted", "org.example.1"),
         ("subject_forgotten", "org.example.1"),
+        ("plugin_unloaded", "org.example.1"),
         ("subject_forgotten", "org.example.0"),
+        ("plugin_unloaded", "org.example.0"),
     ]
     assert clock.monotonic() == pytest.approx(1.0)
     assert ledger.plugins.loaded == ()

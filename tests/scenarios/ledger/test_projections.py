@@ -411,13 +411,15 @@ async def test_a_rack_is_shown_with_the_plugins_on_it(ledger: Ledger) -> None:
             return b""
 
     plugin: Plugin = ledger.plugin("org.example.outputs", Answers(), Manifest(shelves=(OUTPUTS,)))
+    await ledger.finish_waiting()
     rack = await ledger.projections.project_rack("audio")
+    seq = ledger.happenings.last_seq
     await plugin.unload()
     without = await ledger.projections.project_rack("audio")
     with pytest.raises(LedgerError) as caught:
         await ledger.projections.project_rack("video")
 
-    assert (rack.charter, rack.current_seq) == (CATALOGUE.racks[0].charter, ledger.happenings.last_seq)
+    assert (rack.charter, rack.current_seq) == (CATALOGUE.racks[0].charter, seq)
     assert [(each.fully_qualified, each.shape, each.shape_supports, each.description) for each in rack.shelves] == [
         (PLAYBACK, 1, (), "plays tracks"),
         (OUTPUTS, 2, (1,), ""),

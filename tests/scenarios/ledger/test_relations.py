@@ -47,20 +47,27 @@ def violation(edge: tuple[str, str, str], side: str, declared: str, count: int) 
 
 
 @pytest.mark.req("H24")
+def claimed(what: str, source: str, predicate: str, target: str, by: str = "p1") -> dict[str, Any]:
+    """The happening of a claim that was made or retracted."""
+    ends = {"source_id": source, "predicate": predicate, "target_id": target}
+    return {"type": f"relation_{what}", "plugin": by, **ends, "reason": None}
+
+
 async def test_too_many_ends_are_stored_and_told_for_each_side(music: Graph) -> None:
     """A relation beyond what its predicate declares is kept; source side first, then target side; saying it again tells nothing."""
-    assert await claim(music, "T", "opens", "B") == []
-    assert await claim(music, "T2", "opens", "B2") == []
+    assert await claim(music, "T", "opens", "B") == [claimed("asserted", "T", "opens", "B")]
+    assert await claim(music, "T2", "opens", "B2") == [claimed("asserted", "T2", "opens", "B2")]
     assert await claim(music, "T", "opens", "B2") == [
+        claimed("asserted", "T", "opens", "B2"),
         violation(("T", "opens", "B2"), "source", "exactly_one", 2),
         violation(("T", "opens", "B2"), "target", "at_most_one", 2),
     ]
     assert await claim(music, "T", "opens", "B2") == []
-    assert await claim(music, "T", "opens", "B2", by="p2") == []
+    assert await claim(music, "T", "opens", "B2", by="p2") == [claimed("claim_added", "T", "opens", "B2", by="p2")]
     neighbours = await music.read(lambda state: state.part(Relations).neighbours("T", "opens"))
     assert neighbours == ["B", "B2"]
     for target in ("B", "B2", "B3", "T2"):
-        assert await claim(music, "T", "like", target) == []
+        assert await claim(music, "T", "like", target) == [claimed("asserted", "T", "like", target)]
 
 
 async def test_hidden_relations_do_not_count(music: Graph) -> None:
@@ -68,17 +75,17 @@ async def test_hidden_relations_do_not_count(music: Graph) -> None:
     await music.relate(*EDGE)
     await music.suppress(*EDGE)
 
-    assert await claim(music, "T", "album_of", "B2") == []
+    assert await claim(music, "T", "album_of", "B2") == [claimed("asserted", "T", "album_of", "B2")]
     shown = await music.tells(lambda: music.admin.unsuppress_relation(*EDGE))
     assert [each["type"] for each in shown] == ["relation_unsuppressed"]
 
 
 @pytest.mark.req("H25")
 async def test_a_relation_is_forgotten_with_its_last_claim(music: Graph) -> None:
-    """While another plugin claims it, a relation stays and nothing is told; the last to retract is named."""
+    """While another plugin claims it, a relation stays and the claim alone is gone; the last to retract is named."""
     await music.relate(*EDGE, "p1", "p2")
 
-    assert await music.tells(lambda: music.plugin("p1").retract_relation(*EDGE)) == []
+    assert await music.tells(lambda: music.plugin("p1").retract_relation(*EDGE)) == [claimed("claim_retracted", *EDGE)]
     record = await music.relation(*EDGE)
     assert record is not None
     assert record.claimants == ("p2",)

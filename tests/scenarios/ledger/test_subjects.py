@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 import pytest
 
@@ -17,27 +17,34 @@ from tidings.testing import VirtualClock
 from .graph_support import Graph, addressing, open_graph
 
 X, Y, Z = ("x", "1"), ("y", "2"), ("z", "3")
+ANNOUNCED: Final = {
+    "type": "subject_announced",
+    "subject_type": "track",
+    "addressings": [{"scheme": "z", "value": "3"}],
+}
+REMOVED: Final = {"type": "subject_addressing_removed", "canonical_id": "T"}
 
 
 @pytest.mark.parametrize(
-    ("names", "kind", "canonical_id"),
+    ("names", "kind", "canonical_id", "emitted"),
     [
-        ([X], "no_change", "T"),
-        ([X, Y], "no_change", "T"),
-        ([Y, Z], "updated", "T"),
-        ([Z], "created", "N"),
-        ([Z, Z], "created", "N"),
+        ([X], "no_change", "T", []),
+        ([X, Y], "no_change", "T", []),
+        ([Y, Z], "updated", "T", [{"type": "subject_addressing_added", "scheme": "z", "value": "3"}]),
+        ([Z], "created", "N", [ANNOUNCED]),
+        ([Z, Z], "created", "N", [ANNOUNCED]),
     ],
 )
 async def test_an_announcement_finds_its_subject_by_any_name(
-    graph: Graph, names: list[tuple[str, str]], kind: str, canonical_id: str
+    graph: Graph, names: list[tuple[str, str]], kind: str, canonical_id: str, emitted: list[dict[str, Any]]
 ) -> None:
-    """Names that one subject has lead to it, new ones are added to it, and only new ones make a subject; nothing is told."""
+    """Names that one subject has lead to it, new ones are added to it, and only new ones make a subject; each is emitted."""
     await graph.subject("T", "x:1", "y:2", by="p1")
 
     plugin = graph.plugin("p2")
 
-    assert await graph.tells(lambda: plugin.announce_subject("track", names), "N") == []
+    by = {"plugin": "p2", "canonical_id": canonical_id}
+    assert await graph.tells(lambda: plugin.announce_subject("track", names), "N") == [by | each for each in emitted]
     assert (graph.result.kind, graph.result.canonical_id) == (kind, canonical_id)
     record = await graph.record(canonical_id)
     assert record is not None
@@ -68,10 +75,11 @@ async def test_what_cannot_be_a_subject_is_refused(
 ) -> None:
     """An unknown type, another type than the subject's, no name or one that cannot be a name: nothing changes."""
     await graph.subject("T", "x:1")
+    plugin = graph.plugin("p2")
     before = await graph.frozen()
 
     with pytest.raises(LedgerError) as refused:
-        await graph.plugin("p2").announce_subject(kind, names)
+        await plugin.announce_subject(kind, names)
 
     assert refused.value.code == code
     assert await graph.frozen() == before
@@ -108,7 +116,7 @@ async def test_a_state_is_told_with_the_one_before(graph: Graph) -> None:
 
 
 async def test_only_its_claimant_takes_a_name_back(graph: Graph) -> None:
-    """Another plugin is refused, an unknown name too; a name that is not the last goes silently."""
+    """Another plugin is refused, an unknown name too; a name that is not the last is emitted alone."""
     await graph.subject("T", "x:1", "y:2", by="p1")
 
     with pytest.raises(NotClaimant) as refused:
@@ -117,7 +125,9 @@ async def test_only_its_claimant_takes_a_name_back(graph: Graph) -> None:
     with pytest.raises(UnknownSubject) as unknown:
         await graph.plugin("p1").retract_addressing(Z)
     assert (unknown.value.error_class, unknown.value.subclass) == ("not_found", "unknown_subject")
-    assert await graph.tells(lambda: graph.plugin("p1").retract_addressing(X)) == []
+    assert await graph.tells(lambda: graph.plugin("p1").retract_addressing(X, reason="gone")) == [
+        {**REMOVED, "plugin": "p1", "scheme": "x", "value": "1", "reason": "gone"}
+    ]
     record = await graph.record("T")
     assert record is not None
     assert [held.addressing for held in record.addressings] == [Y]
@@ -128,8 +138,10 @@ async def test_a_forgotten_subject_leaves_a_tombstone_and_its_id_is_not_used_aga
     await graph.subject("T", "x:1", "y:2", by="p1")
     await graph.plugin("p2").announce_subject("track", [X, Z])
 
-    assert await graph.tells(lambda: graph.plugin("p1").retract_addressing(X)) == []
-    assert await graph.tells(lambda: graph.plugin("p2").retract_addressing(Z)) == []
+    for plugin, (scheme, value) in (("p1", X), ("p2", Z)):
+        assert await graph.tells(partial(graph.plugin(plugin).retract_addressing, (scheme, value))) == [
+            {**REMOVED, "plugin": plugin, "scheme": scheme, "value": value, "reason": None}
+        ]
     assert await graph.tells(lambda: graph.plugin("p1").retract_addressing(Y)) == [
         {"type": "subject_forgotten", "plugin": "p1", "canonical_id": "T", "subject_type": "track"}
     ]

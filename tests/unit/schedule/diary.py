@@ -103,7 +103,7 @@ class Diary:
         async for envelope in self.ledger.happenings.history(since, self.ledger.happenings.last_seq):
             fields = to_json(envelope.happening)
             kind = str(fields["type"])
-            if kind.startswith("appointment_"):
+            if kind.startswith("appointment_") and kind != "appointment_created":
                 rest = [self._seconds(value) for name, value in fields.items() if name not in _LEFT_OUT]
                 found.append((kind.removeprefix("appointment_"), self._seconds(fields["at_ms"]), *rest))
         return found

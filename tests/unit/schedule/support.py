@@ -128,7 +128,8 @@ class House:
         found = []
         async for envelope in self.ledger.happenings.history():
             form = to_json(envelope.happening)
-            if form["type"] in variants or (not variants and form["type"].startswith("watch_")):
+            kind = form["type"]
+            if kind in variants or (not variants and kind.startswith("watch_") and kind != "watch_created"):
                 found.append({key: value for key, value in form.items() if not key.endswith("at_ms")})
         return found
 

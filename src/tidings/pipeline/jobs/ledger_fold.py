@@ -10,7 +10,7 @@ import pyarrow as pa  # type: ignore[import-untyped]
 
 from tidings.core.errors import TidingsError
 from tidings.ledger.admin_ledger import AdminLedger
-from tidings.ledger.records import CommandReader, StoredCommand
+from tidings.ledger.records import CommandReader, StoredCommand, check_rules, execute_again
 from tidings.ledger.relations import RelationKey, Relations
 from tidings.ledger.standard import STANDARD_PARTS
 from tidings.ledger.state import LedgerState
@@ -35,12 +35,16 @@ def fold_records(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
 
     A command that is refused or not known here changes nothing: the first is what a repair of the log may leave, the second one of a part
     that users have added.
+
+    Raises:
+        UnknownCommand: A newer version of the rules decided a command.
     """
     fold = _Fold()
     for batch in batches:
-        for seq, payload in zip(batch.column("seq").to_pylist(), batch.column("payload").to_pylist(), strict=True):
+        columns = (batch.column(name).to_pylist() for name in ("offset", "seq", "payload"))
+        for offset, seq, payload in zip(*columns, strict=True):
             if payload is not None:  # else it is sealed
-                fold.apply(seq, payload)
+                fold.apply(offset, seq, payload)
             if len(fold.rows) >= _ROWS_MAX:
                 yield fold.take()
     fold.finish()
@@ -60,13 +64,17 @@ class _Fold:
         self._decoder = msgspec.json.Decoder(StoredCommand)
         self._open: dict[RelationKey, dict[str, Any]] = {}
 
-    def apply(self, seq: int, payload: str) -> None:
+    def apply(self, offset: int, seq: int, payload: str) -> None:
         """Execute a record's command, and note what it changed."""
         try:
             stored = self._decoder.decode(payload)
-            if not stored.do:
-                return
-            self._commands.read(stored.do).execute(self._state, stored.at_ms)
+        except msgspec.MsgspecError:
+            return
+        if not stored.do:
+            return
+        check_rules(stored, offset)
+        try:
+            execute_again(self._commands.read(stored.do), self._state, stored)
         except (msgspec.MsgspecError, TidingsError):
             return
         for entry in self._admin.entries()[self._actions :] if len(self._admin) > self._actions else ():
