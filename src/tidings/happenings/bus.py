@@ -4,6 +4,10 @@ The happenings bus: one emits, everybody who listens has it, each at its own pac
 ``emit`` hands a happening to every receiver that wants it and returns; it waits for nobody. A receiver holds as many as the bus's capacity;
 one that reads more slowly than that loses the oldest and is told how many.
 
+The unit of a receiver that can read history is one command, whatever its number of happenings: such a receiver holds as many commands as the
+capacity, loses whole commands, and any one command reaches it whole. Happenings of a command beyond what a receiver holds in memory are a
+``Gap``, to be read from history.
+
 Seqs are given in the order of emission, and receivers get them in that order. Whoever writes happenings down first, as the ledger does, reserves
 their seqs, and publishes them when they are written: what is emitted meanwhile stays behind them. The bus is used from one event loop's
 thread.
@@ -13,6 +17,7 @@ from __future__ import annotations
 
 import abc
 import asyncio
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
@@ -25,6 +30,9 @@ from .happening import AnyHappening, to_json
 CAPACITY: Final = 1024
 """How many happenings a receiver holds unless the bus is told otherwise."""
 
+
+_ALONE_FACTOR: Final = 16
+"""An idle receiver holds a single command of up to so many times its capacity in memory; a larger one is read from history."""
 
 ItemT = TypeVar("ItemT")
 
@@ -45,27 +53,138 @@ class Envelope(NamedTuple):
         return form
 
 
+class Gap(NamedTuple):
+    """Happenings of one command that a receiver does not hold: they are in history."""
+
+    first_seq: int
+    last_seq: int
+    size: int
+    """How many of them pass the receiver's filter."""
+
+
 class _Mailbox:
-    """What a receiver has yet to read. The bus knows the mailbox and not the receiver, so that one which is forgotten is let go."""
+    """
+    What a receiver has yet to read, by command. The bus knows the mailbox and not the receiver, so that one which is forgotten is let go.
 
-    __slots__ = ("capacity", "envelopes", "index_number", "is_closed", "missed_count", "waiter")
+    Args:
+        capacity: How many commands it holds, and how many happenings: a command beyond that becomes a ``Gap``, unless it is the only one and has
+            at most ``_ALONE_FACTOR`` times as many.
+        reads_history: Whether its receiver can read a gap. Without, each happening counts by itself, and the oldest make way.
+    """
 
-    def __init__(self, capacity: int) -> None:
+    __slots__ = (
+        "begun",
+        "capacity",
+        "happening_count",
+        "index_number",
+        "is_closed",
+        "missed_count",
+        "reads_history",
+        "units",
+        "waiter",
+    )
+
+    def __init__(self, capacity: int, *, reads_history: bool) -> None:
         self.capacity = capacity
-        self.envelopes: deque[Envelope] = deque(maxlen=capacity)
+        self.reads_history = reads_history
+        self.units: deque[_Unit | Gap] = deque()
+        self.begun = 0
+        """How many happenings of the first unit were taken."""
+        self.happening_count = 0
+        """How many happenings it holds in memory."""
         self.missed_count = 0
         self.waiter: asyncio.Future[None] | None = None
         self.index_number: int | None = None
         self.is_closed = False
 
-    def put(self, envelopes: Sequence[Envelope]) -> None:
-        held = self.envelopes
-        overflow = len(held) + len(envelopes) - self.capacity
-        if overflow > 0:
-            self.missed_count += overflow
-        held.extend(envelopes)
+    def put(self, units: Sequence[_Unit], count: int) -> None:
+        """Add commands, each with what of it passes the filter; ``count`` happenings in all."""
+        held = self.units
+        if len(held) + count > self.capacity or self.happening_count + count > self.capacity:
+            self._put_beyond(units, count)
+        else:
+            held.extend(units)
+            self.happening_count += count
         if self.waiter is not None:
             self.wake()
+
+    def _put_beyond(self, units: Sequence[_Unit], count: int) -> None:
+        """Add commands where there is not room for all in memory."""
+        held, capacity = self.units, self.capacity
+        if count == len(units) > capacity:  # nothing that is held stays
+            for unit in held:
+                self._miss(unit)
+            held.clear()
+            self.missed_count += count - capacity
+            units, count = units[-capacity:], capacity
+        if count == len(units) or not self.reads_history:
+            held.extend(units)
+            self.happening_count += count
+        else:
+            for unit in units:
+                size = len(unit)
+                room = capacity - self.happening_count if held else _ALONE_FACTOR * capacity
+                if 1 < size > room:
+                    held.append(Gap(unit[0].seq, unit[-1].seq, size))
+                else:
+                    held.append(unit)
+                    self.happening_count += size
+        if self.reads_history:
+            for _ in range(len(held) - capacity):
+                self._miss(held.popleft())
+        else:
+            self._miss_oldest(self.happening_count - capacity)
+
+    def _miss(self, unit: _Unit | Gap) -> None:
+        if isinstance(unit, Gap):
+            self.missed_count += unit.size
+        else:
+            left = len(unit) - self.begun
+            self.missed_count += left
+            self.happening_count -= left
+        self.begun = 0
+
+    def _miss_oldest(self, count: int) -> None:
+        """Miss so many happenings, also in the midst of a command."""
+        while count > 0:
+            unit = self.units[0]
+            left = len(unit) - self.begun
+            if left <= count:
+                self._miss(self.units.popleft())
+            else:
+                self.begun += count
+                self.missed_count += count
+                self.happening_count -= count
+            count -= left
+
+    def first(self) -> Envelope | Gap | None:
+        """What is read next."""
+        if not self.units:
+            return None
+        unit = self.units[0]
+        return unit if isinstance(unit, Gap) else unit[self.begun]
+
+    def take(self, limit: int) -> list[Envelope]:
+        """Take what is held up to the next gap, at most ``limit``."""
+        taken: list[Envelope] = []
+        units = self.units
+        while units and len(taken) < limit:
+            unit = units[0]
+            if isinstance(unit, Gap):
+                break
+            room = limit - len(taken)
+            if self.begun or len(unit) > room:
+                part = unit[self.begun : self.begun + room]
+                taken += part
+                self.begun += len(part)
+                if self.begun < len(unit):
+                    break
+                self.begun = 0
+            else:
+                taken += unit
+            units.popleft()
+        self.happening_count -= len(taken)
+        return taken
 
     def wake(self) -> None:
         waiter, self.waiter = self.waiter, None
@@ -77,15 +196,19 @@ class _Mailbox:
         self.wake()
 
 
+_Unit = Sequence[Envelope]
+"""What one command emits, or the part of it that passes a filter: at least one."""
+
+
 class _Reservation:
     """Seqs whose happenings are being written down."""
 
-    __slots__ = ("count", "envelopes", "first_seq")
+    __slots__ = ("count", "first_seq", "units")
 
     def __init__(self, first_seq: int, count: int) -> None:
         self.first_seq = first_seq
         self.count = count
-        self.envelopes: list[Envelope] | None = None
+        self.units: list[_Unit] | None = None
         """None while it is open."""
 
 
@@ -149,7 +272,7 @@ class HappeningsBus:
         envelope = Envelope(seq, happening)
         is_uncovered = self._covers is not None and seq > self._covered_seq
         if not (is_uncovered or self._waiting):
-            self._deliver((envelope,))
+            self._deliver(((envelope,),))
             return
         self._waiting.append(envelope)
         self._plain_waiting_count += 1
@@ -171,21 +294,34 @@ class HappeningsBus:
         self._waiting.append(reservation)
         return reservation.first_seq
 
-    def publish(self, first_seq: int, happenings: Sequence[AnyHappening]) -> None:
+    def publish(self, first_seq: int, happenings: Sequence[AnyHappening], ends: Sequence[int] | None = None) -> None:
         """
         Deliver what was written down under the seqs reserved from ``first_seq`` on, as soon as everything before it is.
 
         If there are fewer than were reserved, the rest is abandoned.
+
+        Args:
+            first_seq: As ``reserve`` gave it.
+            happenings: Those of one command, or of several.
+            ends: Of several commands, the number of happenings up to and with each, rising; none given: they are of one command.
         """
         reservation = self._reservations.pop(first_seq)
         assert len(happenings) <= reservation.count
-        reservation.envelopes = [Envelope(seq, each) for seq, each in enumerate(happenings, first_seq)]
+        envelopes = [Envelope(seq, each) for seq, each in enumerate(happenings, first_seq)]
+        begin = 0
+        units: list[_Unit] = []
+        for end in (len(envelopes),) if ends is None else ends:
+            if end > begin:
+                units.append(envelopes[begin:end])
+                begin = end
+        assert begin == len(envelopes)
+        reservation.units = units
         self._covered_seq = max(self._covered_seq, first_seq + len(happenings) - 1)
         self._release()
 
     def abandon(self, first_seq: int) -> None:
         """Give up a reservation: the write failed. Its seqs are left out, and no cursor ever stands on one."""
-        self._reservations.pop(first_seq).envelopes = []
+        self._reservations.pop(first_seq).units = []
         self._release()
 
     def cover(self, seq: int) -> None:
@@ -193,10 +329,16 @@ class HappeningsBus:
         self._covered_seq = max(self._covered_seq, seq)
         self._release()
 
-    def subscribe(self, filter: HappeningFilter | None = None) -> Receiver:
-        """A receiver of everything from now on that passes the filter."""
+    def subscribe(self, filter: HappeningFilter | None = None, *, reads_history: bool = False) -> Receiver:
+        """
+        A receiver of everything from now on that passes the filter.
+
+        Args:
+            filter: What to receive.
+            reads_history: Whether who reads it can read a gap from history (``Receiver.gap``). Then it holds whole commands.
+        """
         filter = filter or EVERYTHING
-        mailbox = _Mailbox(self.capacity)
+        mailbox = _Mailbox(self.capacity, reads_history=reads_history)
         if self._is_closed:
             mailbox.close()
         elif filter.is_empty:
@@ -225,31 +367,37 @@ class HappeningsBus:
 
     def _release(self) -> None:
         """Deliver what waits up to the first that must wait on."""
-        ready: list[Envelope] = []
+        ready: list[_Unit] = []
         while self._waiting:
             first = self._waiting[0]
             if isinstance(first, Envelope):
                 if self._covers is not None and first.seq > self._covered_seq:
                     self._covers(self._minted_seq)
                     break
-                ready.append(first)
+                ready.append((first,))
                 self._plain_waiting_count -= 1
-            elif first.envelopes is None:
+            elif first.units is None:
                 break
             else:
-                ready.extend(first.envelopes)
+                ready.extend(first.units)
             self._waiting.popleft()
         # No record speaks of seqs that were abandoned, and a restart may give them out: ``last_seq`` never stands on one.
         if ready:
             self._deliver(ready)
 
-    def _deliver(self, envelopes: Sequence[Envelope]) -> None:
-        self.last_seq = envelopes[-1].seq
+    def _deliver(self, units: Sequence[_Unit]) -> None:
+        self.last_seq = units[-1][-1].seq
+        count = sum(map(len, units))
         for mailbox in self._unfiltered:
-            mailbox.put(envelopes)
+            mailbox.put(units, count)
         if self._index:
+            envelopes = units[0] if len(units) == 1 else [envelope for unit in units for envelope in unit]
+            split: Sequence[Envelope] = ()
+            parts: Sequence[_Unit] = ()
             for mailbox, accepted in self._index.matching_batches(envelopes):
-                mailbox.put(accepted)
+                if accepted is not split:  # many mailboxes share a list
+                    split, parts = accepted, _by_unit(accepted, units)
+                mailbox.put(parts, len(accepted))
 
     def _miss_oldest_waiting(self) -> None:
         """Give up the oldest plain emit that waits, when there are as many as a receiver holds: who wanted it has missed it."""
@@ -259,6 +407,23 @@ class HappeningsBus:
         for mailbox in (*self._unfiltered, *self._index.matching(envelope.happening)):
             mailbox.missed_count += 1
             mailbox.wake()
+
+
+def _by_unit(envelopes: Sequence[Envelope], units: Sequence[_Unit]) -> Sequence[_Unit]:
+    """Return the parts of ``envelopes`` that belong to each unit, where there are any."""
+    if len(units) == 1:
+        return (envelopes,)
+    ends = [unit[-1].seq for unit in units]
+    parts: list[_Unit] = []
+    begin = 0
+    while begin < len(envelopes):
+        end_seq = ends[bisect_left(ends, envelopes[begin].seq)]
+        end = begin + 1
+        while end < len(envelopes) and envelopes[end].seq <= end_seq:
+            end += 1
+        parts.append(envelopes[begin:end])
+        begin = end
+    return parts
 
 
 class HappeningStream(abc.ABC, Generic[ItemT]):
@@ -336,17 +501,28 @@ class Receiver(HappeningStream[Envelope]):
             Lagged, HappeningsClosed: As of ``recv``.
         """
         mailbox = self._mailbox
-        held = mailbox.envelopes
         if mailbox.missed_count:
             missed_count, mailbox.missed_count = mailbox.missed_count, 0
-            raise Lagged(missed_count, held[0].seq if held else 0, self._bus.last_seq)
-        if not held and mailbox.is_closed:
+            raise Lagged(missed_count, self.oldest_seq, self._bus.last_seq)
+        if not mailbox.units and mailbox.is_closed:
             raise HappeningsClosed
-        if len(held) <= limit:
-            taken = list(held)
-            held.clear()
-            return taken
-        return [held.popleft() for _ in range(limit)]
+        return mailbox.take(limit)
+
+    @property
+    def oldest_seq(self) -> int:
+        """The seq of what is read next; 0 if there is nothing yet."""
+        match self._mailbox.first():
+            case Gap(first_seq=seq) | Envelope(seq=seq):
+                return seq
+        return 0
+
+    def gap(self) -> Gap | None:
+        """Take the gap that is read next; None if happenings are, or nothing is there yet, or some were missed before it."""
+        first = self._mailbox.first()
+        if not isinstance(first, Gap) or self._mailbox.missed_count:
+            return None
+        self._mailbox.units.popleft()
+        return first
 
     def arrival(self) -> asyncio.Future[None]:
         """A future that is done as soon as ``take`` has something to give or to say."""
@@ -354,7 +530,7 @@ class Receiver(HappeningStream[Envelope]):
         waiter = mailbox.waiter
         if waiter is None or waiter.done():  # done, though nobody woke it: cancelled
             waiter = mailbox.waiter = asyncio.get_running_loop().create_future()
-            if mailbox.envelopes or mailbox.missed_count or mailbox.is_closed:
+            if mailbox.units or mailbox.missed_count or mailbox.is_closed:
                 mailbox.wake()
         return waiter
 

@@ -4,6 +4,9 @@ A subscription: what happened since a cursor, then what happens, without a gap a
 The order is what makes it so. First a receiver is registered with the bus, and with that the newest seq is noted: ``current_seq``. What came up to there is
 read from history; what comes after waits in the receiver meanwhile. If more comes than it holds, history closes the gap as well. So a
 happening is missed only if it was never written down, and then that is said (``Lagged``).
+
+From then on a subscriber may be as many commands behind as the bus's capacity; with more, the oldest are missed, each as a whole. A single command
+is never too large: what of it the receiver does not hold is read from history.
 """
 
 from __future__ import annotations
@@ -13,10 +16,10 @@ from collections import deque
 from typing import Final, Protocol
 
 from tidings.core.clock import Clock, within
-from tidings.log.errors import EpochMismatch
+from tidings.log.errors import EpochMismatch, LogClosed
 from tidings.log.interface import Position
 
-from .bus import CAPACITY, Envelope, HappeningsBus, HappeningStream
+from .bus import CAPACITY, Envelope, Gap, HappeningsBus, HappeningStream
 from .coalescing import Coalescer, Coalescing
 from .errors import CursorTooOld, HappeningsClosed, Lagged, check_seq
 from .filters import EVERYTHING, HappeningFilter
@@ -105,7 +108,7 @@ class HappeningSubscription(HappeningStream[Envelope]):
         if since is not None:
             check_seq(since)
         self._bus = bus
-        self._receiver = bus.subscribe(filter)
+        self._receiver = bus.subscribe(filter, reads_history=True)
         self.current_seq: Final = bus.last_seq
         """The newest seq when this began: state that is read from now on includes all up to it, and all after it is delivered."""
         if since is not None and since < history.trimmed_through:
@@ -118,6 +121,8 @@ class HappeningSubscription(HappeningStream[Envelope]):
         self._history_until = self.current_seq
         """Up to here history is read, the receiver has what comes after."""
         self._is_catching_up = since is not None
+        self._gap: Gap | None = None
+        """What is to be read from history before the receiver goes on."""
         self._missed_count = 0
         self._ready: deque[Envelope] = deque()
 
@@ -135,9 +140,12 @@ class HappeningSubscription(HappeningStream[Envelope]):
             CursorTooOld: What was to be replayed was dropped meanwhile; nothing more will come.
         """
         while not self._ready:
-            if self._is_catching_up:
+            if self._gap is not None:
+                await self._read_gap(self._gap)
+            elif self._is_catching_up:
                 await self._read_history()
             else:
+                self._raise_lag()
                 await self._read_live()
         if len(self._ready) <= limit:
             found = list(self._ready)
@@ -185,6 +193,27 @@ class HappeningSubscription(HappeningStream[Envelope]):
             if not self._missed_count:
                 raise
         self._is_catching_up = False
+        self._raise_lag()
+
+    async def _read_gap(self, gap: Gap) -> None:
+        """Bring the next page of a command that the receiver does not hold."""
+        try:
+            page = await self._history.archive(gap.first_seq - 1, _PAGE_COUNT_MAX)
+        except (CursorTooOld, LogClosed):
+            self._gap = None
+            raise self._lagged(gap.size) from None
+        matches = self._filter.matches
+        found = [each for each in page if each.seq <= gap.last_seq and matches(each.happening)]
+        count = gap.size - len(found)
+        if count and page and page[-1].seq < gap.last_seq:
+            self._gap = Gap(page[-1].seq + 1, gap.last_seq, count)
+        else:
+            self._gap = None
+        if self._gap is None:
+            self._missed_count += count  # history does not have them
+        self._deliver(found)
+
+    def _raise_lag(self) -> None:
         if self._missed_count:
             missed_count, self._missed_count = self._missed_count, 0
             raise self._lagged(missed_count)
@@ -203,14 +232,20 @@ class HappeningSubscription(HappeningStream[Envelope]):
             raise self._lagged(lag.missed_count) from None
 
     def _take_live(self) -> None:
-        coalescer = self._coalescer
         try:
             taken = self._receiver.take(_PAGE_COUNT_MAX)
         except HappeningsClosed:
-            if coalescer is None or not (held := coalescer.drain()):
+            if self._coalescer is None or not (held := self._coalescer.drain()):
                 raise
             self._ready.extend(held)
             return
+        if not taken:
+            self._gap = self._receiver.gap()
+        self._deliver(taken)
+
+    def _deliver(self, taken: list[Envelope]) -> None:
+        """Hand on what came live."""
+        coalescer = self._coalescer
         fresh = taken
         if taken and taken[0].seq <= self._passed_seq:  # a cursor from the future
             fresh = [each for each in taken if each.seq > self._passed_seq]

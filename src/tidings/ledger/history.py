@@ -177,7 +177,7 @@ class LedgerHistory:
             query = page.next
 
     async def window_start(self) -> int:
-        """The highest seq that the settings no longer keep."""
+        """The highest seq that the settings no longer keep. It ends a command, and the last command is kept whole or not at all."""
         count_max, age_s_max = self._settings.history_count_max, self._settings.history_age_s_max
         through = 0
         if count_max is not None:
@@ -187,4 +187,14 @@ class LedgerHistory:
             first = await self._record_from(self._log.topics()[LEDGER_TOPIC].first_offset, since)
             kept_from = self.last_seq + 1 if first is None else read_record(first).seq
             through = max(through, min(kept_from - 1, self.last_seq))
-        return through
+        return await self._whole(through)
+
+    async def _whole(self, through: int) -> int:
+        """The highest seq up to this one that ends a command: history is trimmed by whole commands."""
+        if not 0 < through < self.last_seq:
+            return through
+        record = await self._record_from(await self._find(through))
+        assert record is not None
+        stored = read_record(record)
+        begin = stored.of or stored.seq
+        return through if begin > through else begin - 1

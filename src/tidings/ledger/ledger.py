@@ -786,7 +786,8 @@ class Ledger:
             return
         if count:
             self._marks.note_told(commit.first_seq + count - 1)
-        self._bus.publish(commit.first_seq, commit.happenings[:count])
+        ends = [step.end for step in commit.steps if step.end <= count]
+        self._bus.publish(commit.first_seq, commit.happenings[:count], ends)
 
     # When something fails
 
@@ -851,6 +852,7 @@ class Ledger:
                 found.untold,
                 at_ms=found.untold_at_ms,
                 seq=found.untold_seq,
+                of=found.untold_of,
                 bytes_max=self.settings.record_bytes_max,
             )
             for event in events:

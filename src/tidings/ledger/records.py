@@ -8,7 +8,7 @@ A record holds one command and what it told::
 ``seq`` is that of its first happening; of a record without happenings, the one that the next happening would have had. So seqs never go
 back from record to record, and any is found by bisection. ``rules`` is the version of the rules that decided the command; without it, the
 first. Executing it again goes by the same version, whatever later ones would make of it. A command whose happenings do not fit has ``count``, how many there are in all,
-and is followed by records with the others; these have no ``do``. Neither have happenings that somebody emitted: no state follows from them, and
+and is followed by records with the others; these have no ``do``, and ``of``, the seq of the command's first happening. Neither have happenings that somebody emitted: no state follows from them, and
 those of one commit share a record.
 """
 
@@ -54,6 +54,8 @@ class StoredCommand(msgspec.Struct, frozen=True, gc=False):
     happenings: msgspec.Raw = _NOTHING
     count: int = 0
     """How many happenings there are in all, if some are in the records that follow."""
+    of: int = 0
+    """Of a record that holds further happenings of a command: the seq of the command's first one."""
     rules: int = FIRST_RULES
     """The version of the rules by which the command was decided."""
 
@@ -117,15 +119,15 @@ def events_of(
         return [_event(kind, payload)]
     count, first = next(_chunks(happenings, bytes_max))
     payload |= {"count": len(happenings), "happenings": orjson.Fragment(first)}
-    left = events_left(happenings[count:], at_ms=at_ms, seq=seq + count, bytes_max=bytes_max)
+    left = events_left(happenings[count:], at_ms=at_ms, seq=seq + count, of=seq, bytes_max=bytes_max)
     return [_event(kind, payload), *left]
 
 
-def events_left(happenings: Sequence[AnyHappening], *, at_ms: int, seq: int, bytes_max: int) -> list[Event]:
-    """The records of the happenings that do not fit into the record of their command."""
+def events_left(happenings: Sequence[AnyHappening], *, at_ms: int, seq: int, of: int, bytes_max: int) -> list[Event]:
+    """The records of the happenings that do not fit into the record of their command, whose first happening has the seq ``of``."""
     events: list[Event] = []
     for count, chunk in _chunks(happenings, bytes_max):
-        events.append(_event_of(at_ms, seq, chunk))
+        events.append(_event(_EMITTED, {"at_ms": at_ms, "seq": seq, "of": of, "happenings": orjson.Fragment(chunk)}))
         seq += count
     return events
 

@@ -55,6 +55,8 @@ class Recovered(msgspec.Struct):
     untold: Sequence[Happening] = ()
     """Happenings of the last command that its records lack: a crash cut them off."""
     untold_seq: int = 0
+    untold_of: int = 0
+    """The seq of that command's first happening."""
     untold_at_ms: int = 0
     has_lost: bool = False
     """Records are gone that nothing covers."""
@@ -229,4 +231,5 @@ class _Fold:
         if self._left:
             seq, at_ms, happenings = self._last
             told = len(happenings) - self._left
-            found.untold, found.untold_seq, found.untold_at_ms = happenings[told:], seq + told, at_ms
+            found.untold, found.untold_seq, found.untold_of = happenings[told:], seq + told, seq
+            found.untold_at_ms = at_ms

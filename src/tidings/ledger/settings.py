@@ -15,9 +15,10 @@ class LedgerSettings(Settings, frozen=True, kw_only=True):
     """How one ledger behaves."""
 
     buffer_count_max: Annotated[int, msgspec.Meta(ge=1, le=10_000_000)] = 1024
-    """Happenings that a subscriber may be behind before it misses some, and is told how many."""
-    history_count_max: Annotated[int, msgspec.Meta(ge=0)] | None = 1024
-    """A subscriber can have the last so many seqs again; ``None`` sets no such limit."""
+    """Commands that a subscriber may be behind, whatever their number of happenings, before it misses some and receives their number. Also the
+    happenings that it holds in memory meanwhile; it reads further ones from history."""
+    history_count_max: Annotated[int, msgspec.Meta(ge=0)] | None = 1_000_000
+    """A subscriber can have the last so many seqs again, in whole commands; ``None`` sets no such limit."""
     history_age_s_max: Annotated[float, msgspec.Meta(ge=0)] | None = 1800.0
     """And of those only what is no older than this; ``None`` sets no such limit."""
     janitor_interval_s: Annotated[float, msgspec.Meta(ge=1, le=86_400)] = 60.0

@@ -115,8 +115,9 @@ async def test_nothing_after_a_revocation_reaches_a_live_subscriber(tmp_path: Pa
     """A right that is taken back ends the subscription before anything that was committed later is sent; a capability goes at once."""
     async with stewarding(tmp_path) as node:
         token = node.token("alice", topics=["ledger"])
+        plugin = node.ledger.plugin("org.example.p")
+        await node.ledger.finish_waiting()
         async with client_of(node, token, "plugins") as client, client.subscribe() as happenings:
-            plugin = node.ledger.plugin("org.example.p")
             await plugin.report_event("before")
             assert (await anext(happenings))["happening"]["event_type"] == "before"
             await node.log.append(revoke_event("alice", Action.SUBSCRIBE, topic("ledger"), actor="root"))
@@ -366,8 +367,10 @@ async def test_a_stopping_node_gives_what_it_coalesces_and_ends_the_stream(tmp_p
     """Frames that are held back for a window are sent before the connection is closed."""
     async with stewarding(tmp_path) as node:
         client = client_of(node, node.token("root", roles=["admin"]), patience_s=0)
+        plugin = node.ledger.plugin("org.example.p")
+        await node.ledger.finish_waiting()
         async with client.subscribe(coalesce_labels=["variant"], coalesce_window_ms=5000) as happenings:
-            await node.ledger.plugin("org.example.p").report_event("held")
+            await plugin.report_event("held")
             await until(lambda: node.ledger.happenings.last_seq > happenings.current_seq)
             stopping = asyncio.create_task(node.stop())
             assert (await anext(happenings))["happening"]["event_type"] == "held"

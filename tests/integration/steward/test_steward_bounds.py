@@ -19,6 +19,7 @@ from tidings.happenings.happening import UnknownHappening
 from tidings.happenings.variants import PluginEvent
 from tidings.ledger import Command
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation
+from tidings.ledger.marks import EmitHappenings
 from tidings.ledger.subjects import Addressing
 from tidings.testing.node import RunningNode
 
@@ -58,6 +59,22 @@ async def test_a_subscriber_that_does_not_read_is_told_exactly_what_it_missed_an
         assert len(seqs) + missed == count
         assert seqs == sorted(seqs)
         await slow.close()
+
+
+@pytest.mark.bound("ledger.settings.LedgerSettings.buffer_count_max")
+@pytest.mark.req("H1")
+@crossed
+async def test_a_client_that_reads_has_a_large_command_whole(tmp_path: Path, beyond: Beyond) -> None:
+    """A command with more happenings than the buffer holds, also with more than are held in memory: a client that waits is sent all, in order."""
+    async with stewarding(tmp_path, ledger={"buffer_count_max": 64}) as node:
+        client = await SocketClient.connect(tmp_path)
+        seq = (await client.ask("subscribe_happenings"))["current_seq"]
+        count = beyond(64) * 8  # more than is held in memory for a single command
+        await node.ledger.execute(EmitHappenings(happenings=[event(number, 0) for number in range(count)]))
+        frames = [await client.receive() for _ in range(count)]
+        await client.close()
+
+    assert [frame.get("seq") for frame in frames] == list(range(seq + 1, seq + count + 1))
 
 
 @pytest.mark.req("H71")
@@ -141,7 +158,8 @@ async def test_halves_of_frames_are_bounded_over_all_peers(tmp_path: Path) -> No
 async def test_a_cursor_from_before_the_window_is_answered_with_the_oldest_seq(tmp_path: Path) -> None:
     """One error frame that names what there is, no acknowledgement, and the connection ends."""
     async with stewarding(tmp_path, ledger={"history_count_max": 5}) as node:
-        await node.ledger.happenings.emit_durable(*(event(number) for number in range(30)))
+        for number in range(30):
+            await node.ledger.happenings.emit_durable(event(number))
         await node.ledger.trim_history()
         last = node.ledger.happenings.last_seq
         client = await SocketClient.connect(tmp_path)

@@ -59,9 +59,9 @@ class Lists:
         since: int | None = None
         show = self._ledger.projections
         for pages, add in (
-            (show.list_subjects, lambda each: self.subjects.add(each.canonical_id)),
+            (show.list_subjects, self._add_subject),
             (show.list_addressings, self._add_name),
-            (show.list_relations, lambda each: self.relations.add(tuple(each.triple))),
+            (show.list_relations, self._add_relation),
             (show.list_custodies, self._add_custody),
         ):
             cursor: str | None = None
@@ -73,6 +73,12 @@ class Lists:
                 if (cursor := page.next_cursor) is None:
                     break
         return self._ledger.happenings.subscribe(since=since)
+
+    def _add_subject(self, record: Any) -> None:
+        self.subjects.add(record.canonical_id)
+
+    def _add_relation(self, record: Any) -> None:
+        self.relations.add(tuple(record.triple))
 
     def _add_name(self, row: Any) -> None:
         scheme, value, canonical_id = row
@@ -94,8 +100,9 @@ class Lists:
                 self.names[addressing_of(plugin, instance)] = subject
             case SubjectAddressingAdded(canonical_id=subject, scheme=scheme, value=value):
                 self.names[scheme, value] = subject
-            case SubjectAddressingRemoved(scheme=scheme, value=value) | SubjectAddressingForcedRetract(
-                scheme=scheme, value=value
+            case (
+                SubjectAddressingRemoved(scheme=scheme, value=value)
+                | SubjectAddressingForcedRetract(scheme=scheme, value=value)
             ):
                 self.names.pop((scheme, value), None)
             case ClaimReassigned(kind="addressing", scheme=str(scheme), value=str(value), new_subject_id=subject):

@@ -290,7 +290,8 @@ async def test_a_gap_that_was_trimmed_counts_as_missed() -> None:
 
     async def meanwhile() -> None:
         for _ in bursts:
-            world.durable(*[released("burst")] * 7)  # seqs 2 to 8, of which the receiver holds 7 and 8
+            for _ in range(7):  # seqs 2 to 8, of which the receiver holds 7 and 8
+                world.durable(released("burst"))
             world.history.trim_through(4)
 
     world.history.meanwhile = meanwhile
@@ -458,6 +459,62 @@ async def test_a_slow_subscriber_is_told_numbers_to_resume_with() -> None:
     assert await read(stream, 2) == [31, 32]
     assert world.happenings.missed_count == 30
     assert await read(world.subscribe(since=0), 32) == list(range(1, 33))
+
+
+@pytest.mark.bound("ledger.settings.LedgerSettings.buffer_count_max")
+@pytest.mark.req("H1", "H6")
+@pytest.mark.parametrize("filter", [None, MINE])
+@pytest.mark.parametrize("count", [3, 30, 33, 320])
+async def test_an_idle_subscriber_has_any_single_command_whole(count: int, filter: HappeningFilter | None) -> None:
+    """One beyond the buffer, ten times, beyond what is held in memory, and tenfold that: all come, in order, and nothing is missed."""
+    world = World(capacity=2)
+    stream = world.subscribe(filter=filter)
+    world.durable(*(released(number, "mine") for number in range(count)))
+    world.durable(released("after", "mine"))
+
+    assert await read(stream, count + 1) == list(range(1, count + 2))
+    assert world.happenings.missed_count == 0
+
+
+@pytest.mark.req("H6")
+async def test_a_burst_of_commands_is_missed_by_whole_commands() -> None:
+    """With room for two commands, four at once: the two last ones come whole, the notice counts the happenings of the first two."""
+    world = World(capacity=2)
+    stream = world.subscribe()
+    for size in (3, 40, 40, 3):
+        world.durable(*(released(number) for number in range(size)))
+
+    with pytest.raises(Lagged) as lag:
+        await stream.recv()
+    assert lag.value.missed_count == 43
+    assert await read(stream, 43) == list(range(44, 87))
+
+
+async def test_a_large_command_that_history_lost_is_counted() -> None:
+    """A command that the receiver does not hold and that history has in part: what is there comes, the rest is one notice."""
+    world = World(capacity=2)
+    stream = world.subscribe()
+    world.durable(*(released(number) for number in range(40)))
+    del world.history.kept[30:]
+    world.durable(released("after"))
+
+    assert await read(stream, 30) == list(range(1, 31))
+    with pytest.raises(Lagged) as lag:
+        await stream.recv()
+    assert lag.value.missed_count == 10
+    assert await read(stream, 1) == [41]
+
+
+def test_what_a_receiver_holds_is_bounded() -> None:
+    """Large commands that nobody reads are kept as places in history: in memory is one command at most beyond the buffer."""
+    bus = HappeningsBus(capacity=4)
+    receiver = bus.subscribe(reads_history=True)
+    for _ in range(40):
+        bus.publish(bus.reserve(50), [released("burst")] * 50)
+
+    held = receiver._mailbox
+    assert len(held.units) == 4
+    assert held.happening_count <= 50 + 4
 
 
 # Filters

@@ -121,6 +121,22 @@ async def test_history_is_kept_by_count() -> None:
 
 
 @pytest.mark.req("H73")
+@pytest.mark.req("H73")
+@pytest.mark.parametrize("is_split", [False, True])
+async def test_history_is_trimmed_by_whole_commands(is_split: bool) -> None:
+    """A window that begins within a command begins before it, also if its happenings are in several records; the last one stays whole."""
+    size = 1024 if is_split else 1 << 20
+    async with a_ledger(history_count_max=10, history_age_s_max=None, record_bytes_max=size) as ledger:
+        for number, times in enumerate((30, 30, 5)):
+            await ledger.execute(TakeName(taken=f"n{number}", by="p", times=times))
+        assert await ledger.trim_history() == 30
+        await ledger.execute(TakeName(taken="n3", by="p", times=5))
+        assert await ledger.trim_history() == 60
+        await ledger.execute(TakeName(taken="last", by="p", times=100))
+        assert await ledger.trim_history() == 70
+        assert seqs(await ledger._history.read(70, 1000)) == list(range(71, 171))
+
+
 async def test_history_is_kept_by_age() -> None:
     """What is older than the limit goes, whatever the count; an idle ledger keeps nothing in the end, and says so."""
     clock = VirtualClock()
