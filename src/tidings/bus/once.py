@@ -21,10 +21,12 @@ from .handlers import is_async, judged
 from .payloads import bind_handler, takes_list
 
 
-def key_of(event: Event) -> tuple[str, str]:
-    """What an event is known by: its space, and there its idempotency key or else its id."""
+def key_of(event: Event) -> tuple[str, ...]:
+    """Return the key of an event, as the log compares them: its idempotency key within its topic and space, or else its id."""
     meta = event.meta
-    return meta.space_id, meta.idem_key or meta.event_id
+    if meta.idem_key:
+        return "idem_key", str.__str__(meta.topic), meta.space_id, meta.idem_key
+    return "event_id", meta.event_id
 
 
 class KeyMemory:
@@ -66,18 +68,23 @@ class KeyMemory:
 
 
 def once(
-    handler: Callable[..., Awaitable[object]], memory: KeyMemory | None = None
+    handler: Callable[..., Awaitable[object]],
+    memory: KeyMemory | None = None,
+    *,
+    key_of: Callable[[Event], Hashable] = key_of,
 ) -> Callable[[Any], Awaitable[object]]:
     """
     A handler that acknowledges at once what the given one has acknowledged before.
 
-    Two events of one space with one key that come at the same time are not both handled: the second waits until the first is
+    Two events with one key that come at the same time are not both handled: the second waits until the first is
     decided. If that was acknowledged, so is the second; else it is handled itself. What the handler fails on is forgotten, and
     tried again. A handler of lists (``batch_count_max``) gets the events of a list that are new, each key once.
 
     Args:
         handler: A coroutine function, with parameters as ``subscribe`` takes them.
         memory: What it has done; handlers that do the same thing may share one.
+        key_of: The key of an event. By default its idempotency key within its topic and space, or else its id; give another one for a
+            memory that several topics share.
 
     Raises:
         SettingsError: The handler is a plain function.

@@ -112,3 +112,39 @@ async def test_a_typed_handler_can_be_one_that_acts_once() -> None:
     await handler(event(None, "e1"))
 
     assert got == [({}, "e1")]
+
+
+async def test_a_key_counts_within_its_topic_space_and_kind() -> None:
+    """The same key in another topic or space, and an id that another event has as its key, are other events."""
+    done: list[tuple[str, str, str]] = []
+
+    async def act(one: Event) -> None:
+        done.append((one.meta.topic, one.meta.space_id, one.meta.event_id))
+
+    handler = once(act)
+    events = [
+        Event(EventMeta("orders", "T", "s", "e1", idem_key="order-1"), {}),
+        Event(EventMeta("refunds", "T", "s", "e2", idem_key="order-1"), {}),
+        Event(EventMeta("orders", "T", "other", "e3", idem_key="order-1"), {}),
+        Event(EventMeta("orders", "T", "s", "order-1"), {}),
+        Event(EventMeta("orders", "T", "s", "s", idem_key="e2"), {}),
+    ]
+    for one in [*events, *events]:
+        assert not isinstance(await handler(one), Nack)
+
+    assert done == [(one.meta.topic, one.meta.space_id, one.meta.event_id) for one in events]
+
+
+async def test_handlers_of_several_topics_share_keys_on_purpose() -> None:
+    """With a key function of the caller's own, one memory holds for two topics."""
+    done: list[str] = []
+
+    async def act(one: Event) -> None:
+        done.append(one.meta.topic)
+
+    memory = KeyMemory()
+    handlers = [once(act, memory, key_of=lambda one: one.meta.idem_key) for _ in range(2)]
+    for handler, topic in zip(handlers, ("orders", "refunds"), strict=True):
+        await handler(Event(EventMeta(topic, "T", "s", idem_key="order-1"), {}))
+
+    assert done == ["orders"]
