@@ -315,3 +315,82 @@ def test_without_a_key_an_edited_file_is_taken_with_a_warning(caplog: pytest.Log
     assert place is not None
     assert place.cursor.committed == 3
     assert "changed by other hands" in caplog.text
+
+
+def copy_group(disk: SimulatedDisk, source: str, target: str) -> None:
+    for end in (".json", ".json.bak"):
+        data = read_file(disk, FOLDER / f"{source}{end}")
+        assert data is not None
+        replace_file(disk, FOLDER / f"{target}{end}", data)
+
+
+@pytest.mark.parametrize("target", ["actions__slow", "other__learner"])
+def test_the_file_of_another_group_is_refused(target: str) -> None:
+    """A good file of one group, put in the place of another's, of its topic or not, has no good seal there."""
+    disk = SimulatedDisk(0)
+    sealed = store(disk, key=KEY)
+    topic, group = target.split("__")
+    for n in range(2):
+        sealed.save("actions", "learner", GroupPosition(Cursor(50 + n), {}))
+        sealed.save(topic, group, GroupPosition(Cursor(n), {}))
+    copy_group(disk, "actions__learner", target)
+
+    after = store(disk, key=KEY)
+    with pytest.raises(CursorDamaged, match="seal"):
+        after.load(topic, group)
+    assert after.acknowledged(topic)[topic][group] is None
+    position = after.load("actions", "learner")
+    assert position is not None
+    assert position.cursor.committed == 51
+
+
+def old_seals(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Seal as earlier versions did: the content only."""
+    seal_of = OffsetFiles._seal_of
+    monkeypatch.setattr(OffsetFiles, "_seal_of", lambda self, stored, *_: seal_of(self, stored))
+    return monkeypatch
+
+
+def test_files_of_earlier_versions_are_accepted_until_the_group_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old seal is good where no new file of the group is, and in the backup that the new file follows; elsewhere it is refused."""
+    disk = SimulatedDisk(0)
+    with old_seals(monkeypatch).context() as patch:
+        old_seals(patch)
+        before = store(disk, key=KEY)
+        for n in range(2):
+            before.save("actions", "learner", GroupPosition(Cursor(n), {}))
+            before.save("actions", "slow", GroupPosition(Cursor(40 + n), {}))
+    monkeypatch.undo()
+
+    after = store(disk, key=KEY)
+    position = after.load("actions", "learner")
+    assert position is not None
+    assert position.cursor.committed == 1
+    after.save("actions", "learner", GroupPosition(Cursor(2), {}))
+    assert after.acknowledged("actions")["actions"]["learner"] is not None
+    old = read_file(disk, FOLDER / "actions__slow.json")
+    assert old is not None
+    replace_file(disk, FILE, old)
+    after.save("actions", "slow", GroupPosition(Cursor(42), {}))
+    replace_file(disk, BACKUP, read_file(disk, FOLDER / "actions__slow.json") or b"")
+
+    assert store(disk, key=KEY).acknowledged("actions")["actions"]["learner"] is None
+
+
+def test_a_file_with_an_old_seal_is_refused_beside_a_new_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once a group was stored with the new seal, a file with an old one, even of its own, is refused unless it is the backup before."""
+    disk = SimulatedDisk(0)
+    with pytest.MonkeyPatch.context() as patch:
+        old_seals(patch)
+        store(disk, key=KEY).save("actions", "slow", GroupPosition(Cursor(40), {}))
+        store(disk, key=KEY).save("actions", "learner", GroupPosition(Cursor(1), {}))
+    old = read_file(disk, FOLDER / "actions__slow.json")
+    assert old is not None
+    sealed = store(disk, key=KEY)
+    sealed.load("actions", "learner")
+    for n in range(3):
+        sealed.save("actions", "learner", GroupPosition(Cursor(2 + n), {}))
+    replace_file(disk, FILE, old)
+
+    with pytest.raises(CursorDamaged, match="seal"):
+        store(disk, key=KEY).load("actions", "learner")

@@ -3,7 +3,8 @@ The position of each group, in its cursor files (``log/embedded/cursors.py`` say
 
 What is added here is the seal: a digest of the file's content and of the seal before it (``seal_before``), so the files of a group
 form a chain. With a key it is an HMAC: whoever edits the file, checksum and all, cannot make the seal match, and the file is
-refused. An older file with its own good seal, put back by hand, is not noticed: that moves the group back, and its events are
+refused. The seal covers topic and group too, so the file of another group is refused. Files of earlier versions, whose seal covers the
+content only, are accepted until the group is first stored: afterwards only as the backup that the new file names as the one before it. An older file with its own good seal, put back by hand, is not noticed: that moves the group back, and its events are
 delivered again.
 """
 
@@ -18,7 +19,7 @@ from typing import Final
 import msgspec
 
 from tidings.core.clock import Clock, format_utc
-from tidings.log.embedded.cursors import CursorFile, CursorFiles, StoredCursor, encode_cursor
+from tidings.log.embedded.cursors import CursorFile, CursorFiles, GroupFiles, StoredCursor, encode_cursor
 from tidings.log.embedded.disk import Disk
 from tidings.log.errors import EpochMismatch
 
@@ -87,7 +88,7 @@ class OffsetFiles:
         found: dict[str, dict[str, int | None]] = {}
         for files in self._files.read_all(topic):
             committed = files.surely_acknowledged(self._epoch)
-            if self._key is not None and any(each.stored and not self._is_sealed(each) for each in files.found):
+            if self._key is not None and any(each.stored and not self._is_sealed(files, each) for each in files.found):
                 committed = None  # changed by other hands
             found.setdefault(files.topic, {})[files.group] = committed
         return found
@@ -107,11 +108,11 @@ class OffsetFiles:
         if current is None or current.stored is None:
             path = self._files.path(topic, group)
             raise CursorDamaged(str(path), "neither the offset file nor its backup is whole")
-        self._check_seal(current, current.stored)
+        self._check_seal(files, current, current.stored)
         return current.stored
 
-    def _check_seal(self, file: CursorFile, stored: StoredCursor) -> None:
-        if self._is_sealed(file):
+    def _check_seal(self, files: GroupFiles, file: CursorFile, stored: StoredCursor) -> None:
+        if self._is_sealed(files, file):
             return
         if self._key is not None:
             problem = "was changed by other hands: its seal does not match" if stored.seal else "has no seal"
@@ -120,11 +121,25 @@ class OffsetFiles:
         if stored.seal:
             logger.warning("%s was changed by other hands; its checksum is good, so it is taken as it is", file.path)
 
-    def _is_sealed(self, file: CursorFile) -> bool:
-        return file.stored is not None and hmac.compare_digest(file.stored.seal, self._seal_of(file.stored))
+    def _is_sealed(self, files: GroupFiles, file: CursorFile) -> bool:
+        """Return whether a file has a good seal of its group; or one of an earlier version, where no newer file speaks against it."""
+        stored = file.stored
+        if stored is None:
+            return False
+        if self._is_bound(files, stored):
+            return True
+        bound = [each.stored for each in files.found if each.stored is not None and self._is_bound(files, each.stored)]
+        is_accepted = not bound or any(each.seal_before == stored.seal for each in bound)
+        return is_accepted and hmac.compare_digest(stored.seal, self._seal_of(stored))
 
-    def _seal_of(self, stored: StoredCursor) -> str:
+    def _is_bound(self, files: GroupFiles, stored: StoredCursor) -> bool:
+        return hmac.compare_digest(stored.seal, self._seal_of(stored, files.topic, files.group))
+
+    def _seal_of(self, stored: StoredCursor, *group: str) -> str:
+        """Return the seal of a file's content, bound to topic and group; without them that of earlier versions."""
         content = msgspec.json.encode(msgspec.structs.replace(stored, seal=""))
+        if group:
+            content += msgspec.json.encode(group)
         digest = hashlib.sha256(content) if self._key is None else hmac.new(self._key, content, hashlib.sha256)
         return digest.hexdigest()[:_SEAL_CHARS]
 
@@ -141,7 +156,7 @@ class OffsetFiles:
         )
         with self._lock:
             stored = msgspec.structs.replace(stored, seal_before=self._seals.get((topic, group), ""))
-            stored = msgspec.structs.replace(stored, seal=self._seal_of(stored))
+            stored = msgspec.structs.replace(stored, seal=self._seal_of(stored, topic, group))
             self._files.replace(topic, group, encode_cursor(stored), sync=sync)
             self._seals[topic, group] = stored.seal
 
