@@ -15,7 +15,7 @@ import logging
 import random
 import zlib
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from tidings.core.clock import Clock, format_utc, within
 from tidings.core.errors import TidingsError
@@ -303,7 +303,7 @@ class Group:
         return self._lane_for(record.meta.space_id)
 
     def _lane_for(self, key: object) -> Lane:
-        return self._lanes[zlib.crc32(repr(key).encode(errors="backslashreplace")) % len(self._lanes)]
+        return self._lanes[zlib.crc32(_key_text(key).encode(errors="backslashreplace")) % len(self._lanes)]
 
     async def wait_for_room(self, count: int) -> None:
         """Wait until there is room for that many."""
@@ -701,3 +701,12 @@ class Group:
         task = asyncio.create_task(job)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+def _key_text(key: object) -> str:
+    """Return a text for a key. Equal numbers have one text, as for deduplication: 1 and 1.0 are one key."""
+    if isinstance(key, float) and key.is_integer():
+        return repr(int(key))
+    if type(key) in (tuple, list):
+        return f"({','.join(map(_key_text, cast('Sequence[object]', key)))})"
+    return repr(key)

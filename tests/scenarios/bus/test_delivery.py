@@ -650,3 +650,25 @@ async def test_a_batch_handler_that_raises_is_told_as_an_error_of_each_event(wor
     await world.until(world.drained())
 
     assert notes == [("before", 0), ("retry", 0), ("before", 0), ("acked", 0)]
+
+
+@pytest.mark.parametrize("keys", [(1, 1.0), ((1, "a"), [1.0, "a"])])
+async def test_equal_numbers_are_one_key(world: World, keys: tuple[object, ...]) -> None:
+    """With order="key", events whose keys are 1 and 1.0 are handled one after another, as deduplication compares them."""
+    bus = await world.open()
+    running = most = 0
+
+    async def handle(event: ReceivedEvent) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await world.clock.sleep(1)
+        running -= 1
+
+    await world.run(
+        bus.subscribe(TOPIC, GROUP, handle, order="key", workers=64, key_of=lambda event: keys[event.payload["n"]])
+    )
+    await world.publish(len(keys))
+    await world.clock.advance(5)
+
+    assert most == 1
