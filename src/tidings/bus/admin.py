@@ -25,6 +25,7 @@ from tidings.log.settings import TopicRetention
 
 from .cursors import bounds, check_offset
 from .errors import CursorDamaged, SubscriptionExists, UnknownGroup
+from .reserved import SCHEDULE_TOPIC, check_not_reserved
 from .store import Cursor, DeadLetter, DeadLetterFilter, GroupPosition, GroupStore
 from .store.dead_letters import OPEN, DeadLetterState
 
@@ -315,6 +316,7 @@ class GroupAdmin:
 
     async def _set_paused(self, topic: str, group: str, audit: Audit, *, is_paused: bool, dry_run: bool) -> GroupChange:
         topic, group = check_topic_and_group(topic, group)
+        check_not_reserved(topic, group)
         await self.check_known(topic, group)
         before = await self.position(topic, group)
         if isinstance(before, TidingsError):
@@ -360,9 +362,11 @@ class GroupAdmin:
 
         Raises:
             UnknownGroup: There is none.
+            ReservedGroup: It is the bus's own.
             SettingsError, PositionTrimmed: The topic has no such offset.
         """
         topic, group = check_topic_and_group(topic, group)
+        check_not_reserved(topic, group)
         offset = await offset_of(self._log, topic, target)
         if dry_run:
             await self.check_known(topic, group)
@@ -402,9 +406,12 @@ class GroupAdmin:
 
         Raises:
             UnknownGroup: There is none.
+            ReservedGroup: It is the bus's own, and delayed events wait.
             SubscriptionExists: It has a subscription; end that first.
         """
         topic, group = check_topic_and_group(topic, group)
+        if topic == SCHEDULE_TOPIC and not await self._is_consumed(topic, group):
+            check_not_reserved(topic, group)
         if self._running is not None:
             await self._running.released(topic, group)
         self._check_not_subscribed(topic, group)
@@ -418,6 +425,10 @@ class GroupAdmin:
             async with self._store.changing:  # who subscribes meanwhile waits, and makes a new one
                 await self._store.remove(topic, group)
         return msgspec.structs.replace(change, carried_out=True, audit_seq=audit.seq)
+
+    async def _is_consumed(self, topic: str, group: str) -> bool:
+        position = await self.position(topic, group)
+        return isinstance(position, GroupPosition) and position.cursor.committed + 1 >= bounds(self._log, topic)[1]
 
     def _check_not_subscribed(self, topic: str, group: str) -> None:
         if self._running is not None and self._running.registry.find(topic, group) is not None:

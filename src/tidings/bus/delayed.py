@@ -37,14 +37,13 @@ from tidings.wire.events import event_from_json, event_to_wire
 
 from .cursors import bounds
 from .errors import BusClosed, CursorDamaged, TooManyDelayed
+from .reserved import DELAYED_GROUP, SCHEDULE_TOPIC
 from .retry import record_at
 from .settings import DelayedSettings
 from .store import Cursor, GroupPosition, GroupStore
 
 logger = logging.getLogger(__name__)
 
-SCHEDULE_TOPIC: Final = "schedule"
-DELAYED_GROUP: Final = "delayed"
 _HELD: Final = "DELAYED_HELD"
 _PUBLISHED: Final = "DELAYED_PUBLISHED"
 _CANCELLED: Final = "DELAYED_CANCELLED"

@@ -99,6 +99,16 @@ class SubscriptionExists(BusError):
     group: str
 
 
+class ReservedGroup(BusError):
+    """The group is the bus's own: its position says which delayed events are settled."""
+
+    code = "bus.reserved_group"
+    hint = "choose another group name; delayed events are listed and cancelled with delayed_events and cancel_delayed"
+    text = "topic {topic!r}: group {group!r} is kept by the bus for delayed events"
+    topic: str
+    group: str
+
+
 class UnknownGroup(BusError):
     """The topic has no such group."""
 

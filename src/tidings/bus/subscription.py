@@ -22,6 +22,7 @@ from .group import Group
 from .handlers import Handler
 from .members import LocalMember, Members
 from .payloads import bind_handler
+from .reserved import check_not_reserved
 from .settings import Backoff, SubscriptionSettings
 
 
@@ -151,10 +152,12 @@ class SubscriptionRegistry:
         Raises:
             InvalidName: A name breaks the grammar.
             SubscriptionExists: The group has one here.
+            ReservedGroup: It is the bus's own.
             SettingsError: An option is unknown or out of its range, or the handler or ``key_of`` cannot be called.
             InvalidHandler: A parameter of the handler asks for something that there is not.
         """
         topic, group = check_topic_and_group(topic, group)
+        check_not_reserved(topic, group)
         if self.find(topic, group) is not None:
             raise SubscriptionExists(topic, group)
         if handler is not None and not callable(handler):

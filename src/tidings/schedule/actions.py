@@ -23,7 +23,7 @@ import msgspec
 from tidings.access.administration import ACCESS_TOPIC
 from tidings.access.apps import APPS_TOPIC
 from tidings.access.audit import AUDIT_TOPIC
-from tidings.bus.delayed import SCHEDULE_TOPIC
+from tidings.bus.reserved import SCHEDULE_TOPIC
 from tidings.core.clock import SYSTEM_CLOCK, Clock, within
 from tidings.core.errors import InvalidName, TidingsError
 from tidings.core.events import Event, EventMeta

@@ -197,6 +197,7 @@ _STATUSES: Final = {
     "log.epoch_mismatch": 409,
     "log.position_ahead": 409,
     "bus.subscription_exists": 409,
+    "bus.reserved_group": 409,
     "bus.cursor_damaged": 409,
     "log.no_sealing_key": 409,
     "log.position_trimmed": 410,

@@ -15,7 +15,7 @@ from tests.scenarios.bus.support import SETTINGS, TOPIC, Recorder, World, soon
 from tidings.access.errors import AccessUnavailable
 from tidings.bus import EventBus
 from tidings.bus.delayed import DelayedEvent, DelayedEvents, Publisher
-from tidings.bus.errors import BusClosed
+from tidings.bus.errors import BusClosed, ReservedGroup
 from tidings.bus.store import GroupPosition
 from tidings.core.clock import datetime_of
 from tidings.core.errors import InvalidEvent, InvalidTimestamp
@@ -465,3 +465,37 @@ async def test_a_delayed_event_of_a_shredded_space_is_given_up(tmp_path: Path, k
         position = await bus.position_of("schedule", "delayed")
         assert isinstance(position, GroupPosition)
         assert position.cursor.committed == 1
+
+
+async def test_the_group_of_delayed_events_is_reserved(world: World) -> None:
+    """Nobody subscribes to it, joins, seeks or pauses it, or deletes it while an event waits; the event is published after a crash."""
+    bus = await world.open()
+    await world.run(bus.publish(world.event(event_id="e"), delay=MINUTE))
+    schedule = ("schedule", "delayed")
+
+    async def handle(event: Event) -> None:
+        raise AssertionError
+
+    for refused in (
+        bus.subscribe(*schedule, handle),
+        bus.join(*schedule, handle),
+        bus.seek(*schedule, 1),
+        bus.admin.seek(*schedule, "latest", dry_run=True),
+        bus.pause(*schedule),
+        bus.resume(*schedule),
+        bus.delete_group(*schedule),
+    ):
+        with pytest.raises(ReservedGroup, match="kept by the bus"):
+            await world.run(refused)
+    with pytest.raises(ReservedGroup):
+        bus.subscriber("schedule", group="delayed")(handle)
+    await world.run(bus.subscribe("schedule", "other", Recorder()))
+    await world.kill()
+    bus = await world.open()
+    await world.clock.advance(90)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["e"]
+    await world.close()
+    bus = await world.open()
+    await world.run(bus.delete_group(*schedule))
+    assert schedule not in await bus.groups()
