@@ -217,13 +217,12 @@ async def _follow(url: str, token: str, counts: Counts) -> None:
 
 async def _read(url: str, token: str, counts: Counts) -> None:
     async with httpx.AsyncClient(base_url=url, headers=_headers(token), timeout=60.0) as http:
-        since = 0
+        start = "/v1/events?since=0&limit=100&wait=5"
+        url = start
         while True:
-            page = (await http.get("/v1/events", params={"since": since, "limit": 100, "wait": 5})).json()
-            if "events" not in page:  # retention was faster
-                since = int((await http.get("/v1/topics")).json()["topics"][0]["last_seq"])
-                continue
-            since = page.get("next_since", since)
+            page = (await http.get(url)).json()
+            url = page.get("next", start)  # Without one, retention was faster.
+            since = page.get("seq", 0)
             await http.get("/v1/envelopes", params={"since": max(0, since - 50), "limit": 50})
             await http.get("/metrics")
             counts.done["pages"] += 1
