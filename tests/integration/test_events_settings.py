@@ -23,6 +23,7 @@ KEYS: list[tuple[str, Any, tuple[Any, ...], bool]] = [
     ("websocket.max_connections", 300, (0, 65_536, "300", True, 1.5), True),
     ("websocket.max_connections_per_identity", 9, (0, 65_536, "9", False), True),
     ("websocket.max_connections_per_app", 20, (0, "20", 65_536), True),
+    ("websocket.max_attempts_per_min_per_identity", 60, (0, "20", 100_001), True),
     ("queue.per_connection", 300, (0, 65_537, "300"), True),
     ("queue.total_ceiling", 70_000, (63, "70000"), False),
     ("delivery.heartbeat_interval_ms", 5_000, (4_999, 0, 300_001, "5000"), True),

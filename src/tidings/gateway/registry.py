@@ -9,7 +9,8 @@ that the wire knows.
 from __future__ import annotations
 
 import itertools
-from collections import Counter, deque
+import math
+from collections import Counter, OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, TypeVar
 
@@ -40,6 +41,8 @@ __all__ = ["Admission", "ConnectionInfo", "Sink", "Subscriber", "SubscriberRegis
 _OVER_LIMIT: Final = "ERR_RESOURCE_RATE_LIMIT"
 _OVER_OWN_LIMIT: Final = "ERR_RESOURCE_PEER_LIMIT"
 _RETRY_AFTER_OWN_LIMIT_S: Final = 30
+_IDENTITIES_MAX: Final = 10_000
+"""Identities whose new connections are counted; the one that was seen longest ago makes room."""
 """Long enough that who comes again as told is not taken for a flood."""
 _NameT = TypeVar("_NameT")
 _NOT_FORCED: Final = (None, CloseReason.SHUTDOWN, CloseReason.TAKEN_OVER)
@@ -128,6 +131,8 @@ class SubscriberRegistry:
         self._admitted_of_identity: Counter[str | None] = Counter()
         self._admitted_of_app: Counter[str] = Counter()
         self._of_identity: dict[str | None, dict[Subscriber, None]] = {}
+        self._attempts: OrderedDict[str | None, tuple[float, float]] = OrderedDict()
+        """What is left of each identity's allowance for new connections, and when that was."""
         self._pings: deque[Subscriber] = deque()
         self._number = 0
         self.apply(settings)
@@ -161,9 +166,14 @@ class SubscriberRegistry:
         verdict = self._guard.admit(
             identity=identity, app=app, address=address, has_token=lambda: identity != ANONYMOUS
         )
+        is_paced = not verdict.is_allowed
         try:
             if not verdict.is_allowed:
                 raise AdmissionDenied(f"denied for a time ({verdict.reason_code})", _OVER_LIMIT, verdict.retry_after_s)
+            if wait_s := self._take_attempt(identity):
+                rate_max = self._limits.max_attempts_per_min_per_identity
+                is_paced = True
+                raise AdmissionDenied(f"more than {rate_max} new connections a minute", _OVER_LIMIT, math.ceil(wait_s))
             return self._place_for(context, address)
         except AdmissionDenied as error:
             self._telemetry.rejected(
@@ -171,10 +181,27 @@ class SubscriberRegistry:
                 error.reason,
                 cause=error.problem,
                 address=address,
-                is_denied=not verdict.is_allowed,
+                is_denied=is_paced,
                 is_offence=error.protocol_code == _OVER_OWN_LIMIT,
             )
             raise
+
+    def _take_attempt(self, identity: str | None) -> float:
+        """
+        Take the allowance for one new connection; return the seconds until there is one, 0 if it was there.
+
+        All connections that an identity may have can come back at once, as after a restart of the node.
+        """
+        limits, now_s = self._limits, self.now_s()
+        per_s = limits.max_attempts_per_min_per_identity / 60.0
+        count_max = float(max(limits.max_attempts_per_min_per_identity, limits.max_connections_per_identity))
+        left, at_s = self._attempts.pop(identity, (count_max, now_s))
+        left = min(count_max, left + (now_s - at_s) * per_s)
+        wait_s = 0.0 if left >= 1.0 else (1.0 - left) / per_s
+        self._attempts[identity] = (left - 1.0 if left >= 1.0 else left), now_s
+        if len(self._attempts) > _IDENTITIES_MAX:
+            self._attempts.popitem(last=False)
+        return wait_s
 
     def _place_for(self, context: RequestContext, address: str | None) -> Admission:
         identity, app, limits = context.requester_identity_id, context.app_id, self._limits

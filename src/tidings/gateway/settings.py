@@ -19,6 +19,8 @@ class WebSocketSettings(Settings, frozen=True, kw_only=True):
     """Of one identity."""
     max_connections_per_app: Annotated[int, msgspec.Meta(ge=1, le=65_535)] | None = None
     """Of one app; not limited if left out."""
+    max_attempts_per_min_per_identity: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 120
+    """New connections and streams of one identity; a minute's worth may come at once. Each is on record, so their rate is limited."""
 
 
 class QueueSettings(Settings, frozen=True, kw_only=True):

@@ -262,7 +262,7 @@ class Telemetry:
             context: Whose; ``None`` if their token was not accepted.
             reason: Why: told, and put on record.
             connection_id, cause, address: Put on record only.
-            is_denied: It was the guard that refused, so it need not be told.
+            is_denied: The guard or the rate of attempts refused it: it can repeat at will, so records of it are paced, and the guard is not told.
             is_offence: It is the subscriber's doing: not that the node is full or not ready.
         """
         self.failures[reason] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tests.gateway_world import GatewayWorld, Reader, settings_of
 from tidings.access.apps import AppRegistered
 from tidings.access.guard import Directive
@@ -44,6 +45,29 @@ async def test_no_identity_has_more_connections_than_one_may() -> None:
             world.admit("alice")
         assert caught.value.protocol_code == "ERR_RESOURCE_PEER_LIMIT"
         await world.subscribe("bob")
+
+
+@pytest.mark.bound("gateway.settings.WebSocketSettings.max_attempts_per_min_per_identity")
+@crossed
+async def test_an_identity_opens_a_limited_number_of_connections_a_minute(beyond: Beyond) -> None:
+    """Opening and closing in a loop cannot fill the disk with records: beyond the rate it is refused, and that is recorded as a number."""
+    async with GatewayWorld.running(settings_of(websocket__max_attempts_per_min_per_identity=20)) as world:
+        waits = []
+        for _ in range(beyond(20)):
+            try:
+                world.admit("alice").admission.release()
+            except AdmissionDenied as error:
+                waits.append(error.retry_after_s)
+        world.admit("bob").admission.release()
+        assert waits == [3] * (beyond(20) - 20)
+        await world.settle(3.1)
+        world.admit("alice").admission.release()
+        with pytest.raises(AdmissionDenied):
+            world.admit("alice")
+
+        records = await world.audited("subscription_rejected")
+        assert len(records) <= 12
+        assert world.guard.directives() == []
 
 
 @pytest.mark.req("R125")
