@@ -14,13 +14,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.bus.errors import UnknownDeadLetter
-from tidings.bus.store import Attempt, DeadLetterFilter
+from tidings.bus.store import Attempt, DeadLetterFilter, dead_letter_files
 from tidings.bus.store.dead_letter_files import DeadLetterFiles
 from tidings.bus.store.dead_letters import record_of
 from tidings.log.embedded.disk import OsDisk, read_file
 from tidings.log.encryption import AesGcmEncryptor
 from tidings.log.keys import DerivedKeys, NoSealingKey, SpaceKey
 from tidings.log.record import Record, RecordMeta
+from tidings.log.segment import is_whole
 from tidings.testing import CRASH_MODES, CrashMode, SimulatedCrash, SimulatedDisk, VirtualClock
 
 SEALING = AesGcmEncryptor(DerivedKeys(b"\x07" * 32, spaces=("person:ana",)))
@@ -257,3 +258,43 @@ def test_a_added_letter_survives_any_crash(
     found = {letter.offset for letter in store(after).find("actions")}
 
     assert answered <= found <= set(range(5))
+
+
+@pytest.mark.parametrize("count", [20, pytest.param(2_000, marks=pytest.mark.heavy)])
+def test_one_letter_of_many_costs_its_own_lines(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To look at one letter, to request, drop and redrive it reads the lines of that letter, however many others there are."""
+    letters = store()
+    for offset in range(count):
+        add(letters, offset)
+    letters.request("actions", ["g-3"])
+    looked_at: list[bytes] = []
+
+    def counting(line: bytes) -> bool:
+        looked_at.append(line)
+        return is_whole(line)
+
+    monkeypatch.setattr(dead_letter_files, "is_whole", counting)
+    (wanted,) = letters.find("actions", None, DeadLetterFilter(states=("requested", "trying")))
+    (requested,) = letters.request("actions", ["g-7"])
+    letters.begin("actions", "g-7")
+    letters.finish("actions", "g-7", ValueError("worse luck"))
+    again = letters.get("actions", "g-7")
+    named = letters.find("actions", ["g-9"])
+
+    assert (wanted.id, requested.state, again.state, again.error) == ("g-3", "requested", "dead", "worse luck")
+    assert [letter.id for letter in named] == ["g-9"]
+    assert len(looked_at) <= 10
+
+
+def test_a_letter_added_again_is_read_from_its_last_line_on() -> None:
+    """A letter that was redriven and is dead again has the state of its own life, with the lines before it or without."""
+    disk = SimulatedDisk(0)
+    letters = store(disk)
+    add(letters, 1)
+    letters.request("actions", ["g-1"])
+    letters.finish("actions", "g-1")
+    add(letters, 1, error="again")
+
+    for each in (letters, store(disk)):
+        letter = each.get("actions", "g-1")
+        assert (letter.state, letter.error, letter.redrives) == ("dead", "again", 0)

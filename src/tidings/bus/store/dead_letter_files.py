@@ -72,25 +72,29 @@ class _Line(msgspec.Struct, omit_defaults=True):
 
 
 class _Known:
-    """What was read of one file: how far, the state of each letter, and the records of those that do not hold their event."""
+    """What was read of one file: how far, the state and the lines of each letter, and the records of those that do not hold their event."""
 
-    __slots__ = ("size", "states", "without_event")
+    __slots__ = ("places", "size", "states", "without_event")
 
     def __init__(self) -> None:
         self.size = 0
+        self.places: dict[str, list[tuple[int, int]]] = {}
+        """Where the lines of each letter begin and end, from the last one that holds the letter on."""
         self.states: dict[str, DeadLetterState] = {}
         self.without_event: dict[str, NeededRecord] = {}
 
-    def add(self, line: _Line) -> None:
-        """Count a line."""
+    def add(self, line: _Line, start: int, end: int) -> None:
+        """Count a line that begins and ends at these bytes."""
         letter, change = line.letter, line.change
         if letter is not None:
             self.states[letter.id] = letter.state
+            self.places[letter.id] = [(start, end)]
             self.without_event.pop(letter.id, None)
             if not holds_event(letter):
                 self.without_event[letter.id] = NeededRecord(letter.offset, letter.space_id, letter.id)
         elif change is not None and change.id in self.states:
             self.states[change.id] = change.state
+            self.places[change.id].append((start, end))
 
 
 class DeadLetterFiles:
@@ -166,12 +170,15 @@ class DeadLetterFiles:
     def find(
         self, topic: str, ids: Sequence[str] | None = None, wanted: DeadLetterFilter | None = None
     ) -> list[DeadLetter]:
-        """The dead letters of a topic that match, as ``GroupStore.dead_letters`` says. The file is read once."""
+        """
+        The dead letters of a topic that match, as ``GroupStore.dead_letters`` says. Only the lines of letters that are named, or are in one
+        of the states, are read.
+        """
         wanted = wanted or DeadLetterFilter()
         with self._lock:
-            if ids is None and not any(state in wanted.states for state in self._states(topic).values()):
-                return []
-            letters = self._read(topic)
+            states = self._states(topic)
+            names = [each for each, state in states.items() if state in wanted.states] if ids is None else ids
+            letters = self._read(topic, names)
         return chosen(topic, letters, ids, wanted)
 
     def state(self, topic: str, letter_id: str) -> DeadLetterState | None:
@@ -182,16 +189,20 @@ class DeadLetterFiles:
     def get(self, topic: str, letter_id: str) -> DeadLetter:
         """One letter, in whatever state."""
         with self._lock:
-            (letter,) = named(topic, self._read(topic), [letter_id])
+            (letter,) = named(topic, self._read(topic, [letter_id]), [letter_id])
         return letter
 
     def request(self, topic: str, ids: Sequence[str]) -> list[DeadLetter]:
         """Ask for dead letters to be redriven, as ``GroupStore.request_redrive`` says."""
         with self._lock:
-            found = named(topic, self._read(topic), ids)
-            self._change(topic, [letter.id for letter in found if letter.state == "dead"], "requested")
-            letters = self._read(topic)
-            return [letters[letter.id] for letter in found if letter.state in OPEN]
+            states = self._states(topic)
+            for letter_id in ids:
+                if letter_id not in states:
+                    raise UnknownDeadLetter(topic, letter_id)
+            names = list(dict.fromkeys(ids))
+            self._change(topic, [each for each in names if states[each] == "dead"], "requested")
+            names = [each for each in names if self._states(topic)[each] in OPEN]
+            return named(topic, self._read(topic, names), names)
 
     def begin(self, topic: str, letter_id: str) -> None:
         """A dead letter that was asked for is about to be handed to its group."""
@@ -285,7 +296,8 @@ class DeadLetterFiles:
         path = self.path(topic)
         known = self._known_of(topic)
         disk.make_folder(self._folder)
-        data = b"".join(_encode(line) for line in lines)
+        encoded = [_encode(line) for line in lines]
+        data = b"".join(encoded)
         file = disk.open(path, create=True)
         try:
             end = file.size()
@@ -306,8 +318,10 @@ class DeadLetterFiles:
             file.close()
         self._sync_names(topic)
         known.size = end + len(data)
-        for line in lines:
-            known.add(line)
+        start = known.size - sum(map(len, encoded))
+        for line, text in zip(lines, encoded, strict=True):
+            known.add(line, start, start + len(text) - 1)
+            start += len(text)
 
     def _sync(self, topic: str) -> None:
         """Have everything that can be read of a topic's dead letters on the disk."""
@@ -340,13 +354,14 @@ class DeadLetterFiles:
         if known is None or known.size != size:
             known = self._known[topic] = _Known()
             known.size = size
-            for line in self._lines(topic):
-                known.add(line)
+            for start, end, line in self._lines(topic):
+                known.add(line, start, end)
         return known
 
-    def _read(self, topic: str) -> dict[str, DeadLetter]:
+    def _read(self, topic: str, ids: Sequence[str]) -> dict[str, DeadLetter]:
+        """Read letters by their ids; unknown ones are left out."""
         letters: dict[str, DeadLetter] = {}
-        for line in self._lines(topic):
+        for line in self._lines_of(topic, ids):
             if line.letter is not None:
                 letters[line.letter.id] = self._opened_letter(line.letter, line.sealed)
             elif line.change is not None and (letter := letters.get(line.change.id)) is not None:
@@ -354,12 +369,29 @@ class DeadLetterFiles:
                 letters[letter.id] = change.applied_to(letter)
         return letters
 
-    def _lines(self, topic: str) -> Iterator[_Line]:
+    def _lines_of(self, topic: str, ids: Sequence[str]) -> Iterator[_Line]:
+        """The lines of letters, each letter's in order."""
+        known = self._known_of(topic)
+        places = [place for each in dict.fromkeys(ids) for place in known.places.get(each, ())]
+        if not places:
+            return
+        file = self._disk.open(self.path(topic))
+        try:
+            for start, end in places:
+                line = file.read(start, end - start)
+                if is_whole(line):
+                    yield msgspec.json.decode(line, type=_Line)
+                else:
+                    logger.warning("%s: the line at byte %d is not whole, and is skipped", self.path(topic), start)
+        finally:
+            file.close()
+
+    def _lines(self, topic: str) -> Iterator[tuple[int, int, _Line]]:
         data = read_file(self._disk, self.path(topic)) or b""
         at = 0
         for line in data.split(b"\n"):
             if is_whole(line):
-                yield msgspec.json.decode(line, type=_Line)
+                yield at, at + len(line), msgspec.json.decode(line, type=_Line)
             elif line:
                 logger.warning("%s: the line at byte %d is not whole, and is skipped", self.path(topic), at)
             at += len(line) + 1
