@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, TypeVar
 import msgspec
 
 from tidings.access.audit import Audit, audited_dead_letters, audited_drops
-from tidings.core.clock import Clock, datetime_of, ns_of
+from tidings.core.clock import Clock, datetime_of, format_utc, ns_of
 from tidings.core.errors import SettingsError, TidingsError
 from tidings.core.names import check_topic, check_topic_and_group
 from tidings.log.errors import EpochMismatch, PositionTrimmed
@@ -174,7 +174,7 @@ class GroupAdmin:
     async def position(self, topic: str, group: str) -> GroupPosition | TidingsError:
         """A group's position, a running one's as it is now, another's as it was last stored; or why it cannot be read."""
         if self._running is not None and (running := self._running.find_group(topic, group)) is not None:
-            return GroupPosition(running.cursor.copy(), dict(running.attempts), running.is_paused)
+            return GroupPosition(running.cursor.copy(), dict(running.attempts), running.is_paused, running.set_at)
         try:
             return await self._store.load(topic, group) or GroupPosition(Cursor(), {})
         except (CursorDamaged, EpochMismatch) as error:
@@ -398,7 +398,8 @@ class GroupAdmin:
         """Set the position of a group that is not running, without a record. Raises as ``seek`` does."""
         async with self._store.changing:
             check_offset(self._log, "offset", topic, offset)
-            await self._store.save(topic, group, GroupPosition(Cursor(offset - 1), {}, is_paused))
+            now = format_utc(self._clock.now_ns()).decode()
+            await self._store.save(topic, group, GroupPosition(Cursor(offset - 1), {}, is_paused, now))
 
     async def delete(self, topic: str, group: str, *, dry_run: bool = False, audit: Audit | None = None) -> GroupChange:
         """

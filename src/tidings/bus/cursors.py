@@ -14,7 +14,7 @@ from contextlib import AbstractAsyncContextManager
 from typing import Literal
 from weakref import WeakSet
 
-from tidings.core.clock import Clock
+from tidings.core.clock import Clock, format_utc
 from tidings.core.errors import SettingsError
 from tidings.core.tasks import cancel_and_wait
 from tidings.log.errors import PositionTrimmed
@@ -23,7 +23,7 @@ from tidings.log.retention import Needs
 
 from .group import Group
 from .settings import BusSettings
-from .store import Claims, Cursor, GroupPosition, GroupStore
+from .store import Claims, Cursor, DeadLetterFilter, GroupPosition, GroupStore
 
 logger = logging.getLogger(__name__)
 
@@ -126,14 +126,31 @@ class CursorSaver:
                     case first:
                         check_offset(self._log, "start", topic, first)
                 position = GroupPosition(Cursor(first - 1), {})
-            cursor, attempts, _ = position
+            cursor, attempts = position.cursor, position.attempts
             if cursor.committed + 1 < first_kept:
                 raise PositionTrimmed(topic, cursor.committed + 1, first_kept)
+            if position.set_at:
+                await self._pass_given_up(topic, name, position)
+            else:
+                position = position._replace(set_at=self._now())
             for offset, attempt in interrupted.items():
                 if offset not in cursor:
                     attempts[offset] = max(attempts.get(offset, 0), attempt)
             await self._store.save(topic, name, position)
             return position
+
+    async def _pass_given_up(self, topic: str, name: str, position: GroupPosition) -> None:
+        """
+        Count events that became dead letters as done: after a crash, letters can be stored of which the position does not know yet. Letters
+        from before the position was set are left out: their events are delivered again.
+        """
+        for letter in await self._store.dead_letters(topic, None, DeadLetterFilter(group=name)):
+            if letter.failed_at > position.set_at and letter.offset not in position.cursor:
+                position.cursor.ack(letter.offset)
+                position.attempts.pop(letter.offset, None)
+
+    def _now(self) -> str:
+        return format_utc(self._clock.now_ns()).decode()
 
     async def move(self, topic: str, name: str, offset: int, *, is_paused: bool) -> None:
         """
@@ -144,7 +161,7 @@ class CursorSaver:
         """
         async with self._store.changing, self._saving:
             check_offset(self._log, "offset", topic, offset)
-            await self._store.save(topic, name, GroupPosition(Cursor(offset - 1), {}, is_paused))
+            await self._store.save(topic, name, GroupPosition(Cursor(offset - 1), {}, is_paused, self._now()))
 
     async def remove(self, topic: str, name: str) -> None:
         """Forget a group that is not running. Who subscribes meanwhile waits, and makes a new one."""
@@ -196,5 +213,5 @@ class CursorSaver:
         async with self._saving:
             if group not in self._released:
                 # Copies: the store writes while the group goes on.
-                position = GroupPosition(group.cursor.copy(), dict(group.attempts), group.is_paused)
+                position = GroupPosition(group.cursor.copy(), dict(group.attempts), group.is_paused, group.set_at)
                 await self._store.save(group.topic, group.name, position, sync=sync)

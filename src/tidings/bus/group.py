@@ -123,6 +123,8 @@ class Group:
         """Their size, as far as it is known."""
         self.is_stalled = False
         """Whether publishers have stopped waiting for it, until it has caught up."""
+        self.set_at = ""
+        """When its position was last set, by creating or moving it."""
         self.live_from = 0.0
         """Time of the monotonic clock before which it is not live again."""
         self.is_live = False

@@ -144,7 +144,7 @@ class RunningBus:
         policy = self.policy(topic)
         claims = self.store.claims(topic, name)
         filters = subscription.filter_chain()  # may refuse the subscription: the group has no position before
-        cursor, attempts, is_paused = await self.cursors.load(topic, name, settings.start, claims)
+        cursor, attempts, is_paused, set_at = await self.cursors.load(topic, name, settings.start, claims)
         if self._is_stopped:
             raise BusClosed
         pipeline = DeliveryPipeline(
@@ -178,6 +178,7 @@ class RunningBus:
             alone=self._alone,
             read=functools.partial(record_at, log, topic),
         )
+        group.set_at = set_at
         if is_paused:
             group.pause()
         subscription.group_state = group

@@ -11,6 +11,7 @@ import pytest
 from tests.scenarios.bus.support import BUS, GROUP, TOPIC, Recorder, World
 from tidings.bus import ReceivedEvent
 from tidings.bus.errors import UnknownDeadLetter
+from tidings.bus.settings import BusSettings
 from tidings.log.embedded.disk import Disk, read_file
 from tidings.log.segment import is_whole
 from tidings.types import Ack
@@ -336,3 +337,30 @@ async def test_cursors_that_cannot_be_stored_are_stored_later(world: World) -> N
 
     assert handler.offsets == list(range(10))
     assert again.events == []
+
+
+@pytest.mark.parametrize("is_sought", [False, True])
+async def test_a_dead_letter_outlives_a_position_that_was_not_stored(world: World, is_sought: bool) -> None:
+    """After a crash between the two, the event is not delivered again, and a redrive delivers it once; after a seek back it is."""
+    slow = BusSettings(cursor_interval_ms=60_000)
+    bus, got = await world.open(settings=slow), Recorder(fails=lambda event: event.offset == 1)
+    await world.run(bus.subscribe(TOPIC, GROUP, got, max_retries=1))
+    await world.publish(3)
+    await world.until(lambda: got.attempts_of(1) == [1, 2] and 2 in got.offsets)
+    await world.until(world.drained())
+    await world.kill()
+
+    bus, got = await world.open(settings=slow), Recorder()
+    if is_sought:
+        await world.clock.advance(1)
+        await world.run(bus.seek(TOPIC, GROUP, 0))
+    await world.run(bus.subscribe(TOPIC, GROUP, got))
+    await world.until(world.drained())
+    assert sorted(got.offsets) == ([0, 1, 2] if is_sought else [0, 2])
+    (letter,) = await world.run(bus.dead_letters(TOPIC))
+    assert letter.offset == 1
+    await world.run(bus.redrive(TOPIC, [letter.id]))
+    await world.run(bus.drain())
+
+    assert got.offsets.count(1) == (2 if is_sought else 1)
+    assert await world.run(bus.dead_letters(TOPIC)) == []

@@ -107,6 +107,8 @@ class GroupPosition(NamedTuple):
     attempts: dict[int, int]
     """Failed deliveries by offset, of events that will be tried again."""
     paused: bool = False
+    set_at: str = ""
+    """Time at which the position was last set: the group was created, or moved. Empty in files of earlier versions."""
 
 
 class Claims(Protocol):

@@ -150,4 +150,4 @@ class MemoryGroupStore(GroupStore):
 
 
 def _copy(position: GroupPosition) -> GroupPosition:
-    return GroupPosition(position.cursor.copy(), dict(position.attempts), position.paused)
+    return GroupPosition(position.cursor.copy(), dict(position.attempts), position.paused, position.set_at)

@@ -69,7 +69,7 @@ class OffsetFiles:
                 raise EpochMismatch(stored.epoch, self._epoch)
             self._seals[topic, group] = stored.seal
         attempts = {int(offset): count for offset, count in stored.attempts.items()}
-        return GroupPosition(Cursor(stored.committed, stored.ranges), attempts, stored.paused)
+        return GroupPosition(Cursor(stored.committed, stored.ranges), attempts, stored.paused, stored.set_at)
 
     def is_paused(self, topic: str, group: str) -> bool:
         """Whether the group was stored as paused, as far as that can be read: its position itself may be of no use."""
@@ -153,6 +153,7 @@ class OffsetFiles:
             ranges=position.cursor.ranges,
             attempts={str(offset): count for offset, count in sorted(position.attempts.items())},
             paused=position.paused,
+            set_at=position.set_at,
         )
         with self._lock:
             stored = msgspec.structs.replace(stored, seal_before=self._seals.get((topic, group), ""))

@@ -49,6 +49,8 @@ class StoredCursor(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True
     ranges: list[tuple[int, int]] = msgspec.field(default_factory=list, name="islands")
     attempts: dict[str, int] = {}
     paused: bool = False
+    set_at: str = ""
+    """When the position was last set, by creating or moving the group."""
     seal_before: str = ""
     seal: str = ""
 
