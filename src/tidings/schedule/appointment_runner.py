@@ -27,7 +27,8 @@ from tidings.ledger.paging import ListPage, read_page
 from tidings.ledger.state import LedgerState
 
 from .actions import Actions, ScheduledAction, action_of
-from .appointment_specs import AppointmentSpec, Catchup, CatchupWithinGrace, Drop, appointment_spec
+from .after_firing import AfterFiring, after_firing, tolerance_ms
+from .appointment_specs import AppointmentSpec, Drop, appointment_spec
 from .appointments import (
     DROP_POLICY,
     GRACE_WINDOW_EXCEEDED,
@@ -95,6 +96,7 @@ class AppointmentRunner:
         self._wake_ms: int | None = None
         self._set_by_ms = 0
         """By how much the clock was set since intervals were last moved."""
+        self._shifting = asyncio.Lock()
         self._alarm = WallClockAlarm(self._clock, self._settings.clock_poll_interval_s)
         self._task: asyncio.Task[None] | None = None
         self._firing: dict[str, asyncio.Task[None]] = {}
@@ -268,10 +270,7 @@ class AppointmentRunner:
 
     async def _do_what_is_due(self) -> int | None:
         """Do what is due, as far as there is room for it; when there is more to do, ``None`` for when somebody rings."""
-        trust = TimeTrust.TRUSTED if self._trust is None else await self._trust.current()
-        if set_by_ms := self._set_by_ms:
-            await self._ledger.execute(ShiftIntervals(now_ms=self._now_ms(), by_ms=set_by_ms))
-            self._set_by_ms -= set_by_ms
+        trust = await self._look_at_clock()
         room = min(_BATCH_COUNT_MAX, self._settings.dispatches_max - len(self._firing))
         if room <= 0 or trust is TimeTrust.ADJUSTING:
             return None  # the end of an action rings, and so does the next look at the clock
@@ -311,18 +310,12 @@ class AppointmentRunner:
         finished_max = self._settings.finished_appointments_max
         if not trust.is_lenient:
             return MissAppointment(**occurrence, reason=UNTRUSTED_TIME, finished_max=finished_max)
-        reason, tolerance_ms = GRACE_WINDOW_EXCEEDED, 0
-        match entry.spec.miss_policy:
-            case Catchup():
-                return BeginAppointmentFiring(**occurrence)
-            case Drop():
-                reason, tolerance_ms = DROP_POLICY, self._settings.drop_tolerance_ms
-            case CatchupWithinGrace(grace_ms=grace_ms):
-                tolerance_ms = grace_ms
-        if now_ms - scheduled_ms <= tolerance_ms:
+        late_ms = tolerance_ms(entry.spec.miss_policy, self._settings.drop_tolerance_ms)
+        if late_ms is None or now_ms - scheduled_ms <= late_ms:
             return BeginAppointmentFiring(**occurrence)
+        reason = DROP_POLICY if isinstance(entry.spec.miss_policy, Drop) else GRACE_WINDOW_EXCEEDED
         # Of several that were missed the last may still be in time.
-        after_ms = max(scheduled_ms, now_ms - tolerance_ms - 1)
+        after_ms = max(scheduled_ms, now_ms - late_ms - 1)
         next_fire_ms = self._next_fire_ms(entry, after_ms, entry.fires_completed)
         return MissAppointment(**occurrence, reason=reason, next_fire_ms=next_fire_ms, finished_max=finished_max)
 
@@ -340,23 +333,13 @@ class AppointmentRunner:
         self._alarm.ring()
 
     async def _dispatch(self, entry: AppointmentEntry) -> None:
-        assert entry.next_fire_ms is not None
-        fired_at_ms = self._now_ms()
+        fired_at_ms, began_s = self._now_ms(), self._clock.monotonic()
         outcome = await self._actions.dispatch(entry.action, entry.firing_name)
-        after_ms = max(entry.next_fire_ms, self._now_ms())
-        command = FinishAppointmentFiring(
-            creator=entry.creator,
-            appointment_id=entry.spec.appointment_id,
-            issue=entry.issue,
-            scheduled_for_ms=entry.next_fire_ms,
-            fired_at_ms=fired_at_ms,
-            dispatch_outcome=outcome,
-            next_fire_ms=self._next_fire_ms(entry, after_ms, entry.fires_completed + 1),
-            finished_max=self._settings.finished_appointments_max,
-        )
         while True:
             try:
-                await self._ledger.execute(command)
+                # Intervals are moved first, so that this one, which is decided by the clock as it is now, is not moved again.
+                await self._look_at_clock()
+                await self._ledger.execute(self._finish(entry, fired_at_ms, began_s, outcome))
                 await self._check_wake()
             except LedgerClosed:
                 return  # it is dispatched again, under its name
@@ -367,6 +350,40 @@ class AppointmentRunner:
                     return
             else:
                 return
+
+    def _finish(
+        self, entry: AppointmentEntry, fired_at_ms: int, began_s: float, outcome: str
+    ) -> FinishAppointmentFiring:
+        assert entry.next_fire_ms is not None
+        now_ms = self._now_ms()
+        set_by_ms = now_ms - fired_at_ms - round((self._clock.monotonic() - began_s) * 1000)
+        if abs(set_by_ms) <= self._settings.clock_step_s_min * 1000:
+            set_by_ms = 0  # adjusted, not set
+        try:
+            after = after_firing(
+                entry.spec,
+                scheduled_ms=entry.next_fire_ms,
+                began_ms=fired_at_ms,
+                now_ms=now_ms,
+                set_by_ms=set_by_ms,
+                fires_completed=entry.fires_completed + 1,
+                tolerance_ms=tolerance_ms(entry.spec.miss_policy, self._settings.drop_tolerance_ms),
+                local=self._local,
+            )
+        except BadRecurrence as error:
+            self._log_ending(entry, error)
+            after = AfterFiring(None, ())
+        return FinishAppointmentFiring(
+            creator=entry.creator,
+            appointment_id=entry.spec.appointment_id,
+            issue=entry.issue,
+            scheduled_for_ms=entry.next_fire_ms,
+            fired_at_ms=fired_at_ms,
+            dispatch_outcome=outcome,
+            next_fire_ms=after.next_fire_ms,
+            overlapped_ms=after.overlapped_ms,
+            finished_max=self._settings.finished_appointments_max,
+        )
 
     async def _is_firing(self, entry: AppointmentEntry) -> bool:
         key = AppointmentKey(entry.creator, entry.spec.appointment_id)
@@ -381,11 +398,25 @@ class AppointmentRunner:
             return entry.spec.next_fire_ms(
                 after_ms, local=self._local, previous_ms=entry.next_fire_ms, fires_completed=fires_completed
             )
-        except BadRecurrence as error:  # a zone that the machine no longer knows
-            logger.error("appointment %s of %s ends: %s", entry.spec.appointment_id, entry.creator, error)
+        except BadRecurrence as error:
+            self._log_ending(entry, error)
             return None
 
+    @staticmethod
+    def _log_ending(entry: AppointmentEntry, error: BadRecurrence) -> None:
+        """Log that an appointment has no further occurrence: its zone is one that the machine no longer knows."""
+        logger.error("appointment %s of %s ends: %s", entry.spec.appointment_id, entry.creator, error)
+
     # The clock
+
+    async def _look_at_clock(self) -> TimeTrust:
+        """Move intervals if the clock was set. Return how far it is to be trusted."""
+        trust = TimeTrust.TRUSTED if self._trust is None else await self._trust.current()
+        async with self._shifting:
+            if set_by_ms := self._set_by_ms:
+                await self._ledger.execute(ShiftIntervals(now_ms=self._now_ms(), by_ms=set_by_ms))
+                self._set_by_ms -= set_by_ms
+        return trust
 
     async def _clock_changed(self, step_s: float) -> None:
         """The clock was set, or is trusted more or less than before."""

@@ -55,6 +55,7 @@ APPOINTMENT_SCHEME: Final = "evo-appointment"
 UNTRUSTED_TIME: Final = "untrusted_time"
 DROP_POLICY: Final = "drop_policy"
 GRACE_WINDOW_EXCEEDED: Final = "grace_window_exceeded"
+OVERLAPPED: Final = "overlapped"
 MS_NS: Final = 1_000_000
 
 
@@ -521,6 +522,16 @@ class _Occurrence(Command, frozen=True, kw_only=True, omit_defaults=True):
         key = AppointmentKey(self.creator, self.appointment_id)
         return state.part(Appointments).occurrence(key, self.issue, self.scheduled_for_ms)
 
+    def missed(self, at_ms: int, scheduled_for_ms: int, reason: str) -> AppointmentMissed:
+        """Make the happening of an occurrence that does not fire."""
+        return AppointmentMissed(
+            at_ms=at_ms,
+            creator=self.creator,
+            appointment_id=self.appointment_id,
+            scheduled_for_ms=scheduled_for_ms,
+            reason=reason,
+        )
+
 
 class TellAppointmentApproach(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
     """The lead time of an occurrence has begun."""
@@ -558,6 +569,8 @@ class FinishAppointmentFiring(_Occurrence, frozen=True, kw_only=True, omit_defau
     fired_at_ms: int
     dispatch_outcome: str
     next_fire_ms: int | None = None
+    overlapped_ms: tuple[int, ...] = ()
+    """Occurrences that are not fired since the action was running."""
     finished_max: int
 
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
@@ -578,7 +591,8 @@ class FinishAppointmentFiring(_Occurrence, frozen=True, kw_only=True, omit_defau
             fired_at_ms=self.fired_at_ms,
             dispatch_outcome=self.dispatch_outcome,
         )
-        return CommandOutcome([told])
+        overlapped = () if entry is None else self.overlapped_ms
+        return CommandOutcome([told, *(self.missed(at_ms, moment_ms, OVERLAPPED) for moment_ms in overlapped)])
 
 
 class MissAppointment(_Occurrence, frozen=True, kw_only=True, omit_defaults=True):
@@ -610,14 +624,7 @@ class MissAppointment(_Occurrence, frozen=True, kw_only=True, omit_defaults=True
         state.part(Appointments).put(after, self.finished_max)
         if entry.is_missed:
             return CommandOutcome()
-        told = AppointmentMissed(
-            at_ms=at_ms,
-            creator=self.creator,
-            appointment_id=self.appointment_id,
-            scheduled_for_ms=self.scheduled_for_ms,
-            reason=self.reason,
-        )
-        return CommandOutcome([told])
+        return CommandOutcome([self.missed(at_ms, self.scheduled_for_ms, self.reason)])
 
 
 class ShiftIntervals(Command, frozen=True, kw_only=True, omit_defaults=True):

@@ -39,11 +39,12 @@ class Diary:
         self.error: Exception | None = None
         """What the bell answers with."""
         self.wakes: list[int | None] = []
+        self.action_s_max = 30.0
 
     async def open(self, settings: ScheduleSettings = SETTINGS) -> None:
         """Open the ledger and start its appointments."""
         self.ledger = await open_ledger(self.log, parts=[Appointments], clock=self.clock, snapshots=self.snapshots)
-        self.actions = Actions(clock=self.clock)
+        self.actions = Actions(clock=self.clock, timeout_s=self.action_s_max)
         self.actions.register("hall.bell", self._ring)
         self.trust = TimeTrustTracker(self.clock, lambda: self.is_synced, self.ledger.happenings.emit_durable, settings)
         self.runner = AppointmentRunner(

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from itertools import pairwise
 from typing import Any
 
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tests.unit.schedule.diary import RING, SETTINGS, Diary
 from tidings.bus import EventBus
 from tidings.bus.store.memory import MemoryGroupStore
@@ -26,6 +28,17 @@ DAY_S = 86_400.0
 async def diary() -> AsyncIterator[Diary]:
     """A diary that is open."""
     made = Diary()
+    await made.open()
+    yield made
+    made.gate = None
+    await made.close()
+
+
+@pytest.fixture
+async def patient() -> AsyncIterator[Diary]:
+    """A diary whose actions may take an hour."""
+    made = Diary()
+    made.action_s_max = 3600.0
     await made.open()
     yield made
     made.gate = None
@@ -87,7 +100,7 @@ async def test_intervals_do_not_drift(diary: Diary) -> None:
 
 
 async def test_an_action_that_takes_longer_than_its_interval(diary: Diary) -> None:
-    """The next occurrence waits for the end of the action; those that passed meanwhile are one."""
+    """An occurrence waits for the end of the action; of those that fell into it the last fires, and the others are reported as missed."""
     diary.gate = asyncio.Event()
     await diary.every(2)
     await diary.clock.advance(7)
@@ -97,7 +110,122 @@ async def test_an_action_that_takes_longer_than_its_interval(diary: Diary) -> No
 
     await diary.clock.advance(3.5)
 
-    assert diary.ring_times == [2.0, 8.0, 10.0]
+    assert diary.ring_times == [2.0, 7.0, 8.0, 10.0]
+    assert (await diary.told())[:2] == [("fired", 7.0, 2.0, "ok"), ("missed", 7.0, 4.0, "overlapped")]
+
+
+CRON = {"recurrence": {"kind": "cron", "expr": "* * * * *"}}
+PERIODIC = {"recurrence": {"kind": "periodic", "interval_ms": 60_000}}
+
+
+@pytest.mark.parametrize("rule", [CRON, PERIODIC])
+@pytest.mark.parametrize(
+    ("policy", "action_s", "overlapped", "fires_late"),
+    [
+        ({"kind": "catchup"}, 210.0, [120.0, 180.0], 240.0),
+        ({"kind": "catchup_within_grace", "grace_ms": 30_000}, 210.0, [120.0, 180.0], 240.0),
+        ({"kind": "catchup_within_grace", "grace_ms": 29_999}, 210.0, [120.0, 180.0, 240.0], None),
+        ({"kind": "drop"}, 210.0, [120.0, 180.0, 240.0], None),
+        ({"kind": "drop"}, 181.0, [120.0, 180.0], 240.0),
+        ({"kind": "drop"}, 59.9, [], None),
+    ],
+)
+async def test_occurrences_that_fall_into_an_action(
+    patient: Diary,
+    rule: dict[str, Any],
+    policy: dict[str, Any],
+    action_s: float,
+    overlapped: list[float],
+    fires_late: float | None,
+) -> None:
+    """Every occurrence of five minutes either fires or is reported as missed, once; the policy decides about the last of those."""
+    patient.gate = asyncio.Event()
+    await patient.book(rule, miss_policy=policy)
+    await patient.clock.advance(60 + action_s)
+    patient.gate.set()
+    await patient.clock.advance(400 - 60 - action_s)
+
+    told = await patient.told()
+    assert [each[2] for each in told if each[0] == "missed"] == overlapped
+    assert {each[-1] for each in told if each[0] == "missed"} <= {"overlapped"}
+    late = [] if fires_late is None else [60 + action_s]
+    regular = [moment for moment in (120.0, 180.0, 240.0, 300.0, 360.0) if moment > 60 + action_s]
+    assert patient.ring_times == [60.0, *late, *regular]
+
+
+@pytest.mark.bound("schedule.after_firing._OVERLAPPED_COUNT_MAX")
+@crossed
+async def test_more_occurrences_in_an_action_than_are_reported_one_by_one(patient: Diary, beyond: Beyond) -> None:
+    """64 are reported each; those beyond count as one late occurrence, here one that is missed; what comes then fires."""
+    patient.gate = asyncio.Event()
+    count = beyond(64)
+    await patient.every(1, miss_policy={"kind": "drop"})
+    await patient.clock.advance(1 + count + 0.5)
+    patient.gate.set()
+    await patient.clock.advance(1)
+
+    missed = [each for each in await patient.told() if each[0] == "missed"]
+    assert [each[2] for each in missed[:64]] == [float(moment) for moment in range(2, 66)]
+    assert {each[-1] for each in missed[:64]} == {"overlapped"}
+    # Beyond by one, the one left is no more than a second late, and fires.
+    assert [each[2:] for each in missed[64:]] == ([] if count == 65 else [(66.0, "drop_policy")])
+    assert len(patient.rung) > 1
+
+
+@pytest.mark.parametrize("jump_s", [-DAY_S, -30.0, 45.5, DAY_S])
+@pytest.mark.parametrize("is_noticed", [False, True])
+async def test_intervals_keep_their_distance_when_the_clock_is_set_during_an_action(
+    diary: Diary, jump_s: float, is_noticed: bool
+) -> None:
+    """Every 60 s, an action of 20 s, the clock set in the middle: the next one comes 60 s of passed time after the first."""
+    diary.gate = asyncio.Event()
+    await diary.every(60)
+    await diary.clock.advance(70)
+    diary.clock.jump(jump_s)
+    if is_noticed:
+        await diary.clock.advance(6)
+        diary.gate.set()
+        await diary.clock.advance(4)
+    else:
+        diary.gate.set()
+        await diary.clock.advance(10)
+    await diary.clock.advance(180)
+
+    assert diary.ring_times == [60.0, 120.0, 180.0, 240.0]
+    assert [each[0] for each in await diary.told()] == ["fired"] * 4
+
+
+@pytest.mark.parametrize("jump_s", [-DAY_S, -1.0, DAY_S])
+async def test_intervals_go_on_after_a_crash_in_an_action_and_a_clock_that_was_set(diary: Diary, jump_s: float) -> None:
+    """Killed in the action and started with another clock: the action is done again, and the next one comes an interval later at most."""
+    await diary.every(60)
+    diary.gate = asyncio.Event()
+    await diary.clock.advance(70)
+    await diary.kill()
+    diary.clock.jump(jump_s)
+
+    await diary.open()
+    await diary.clock.advance(200)
+
+    times = diary.ring_times
+    assert times[:2] == [60.0, 70.0]
+    assert len(diary.rung) - 1 == len({name for _, name in diary.rung})
+    assert all(0 < later - earlier <= 60 for earlier, later in pairwise(times))
+    assert times[-1] >= 210
+
+
+async def test_a_calendar_occurrence_that_has_fired_does_not_fire_again_when_the_clock_is_set_back(
+    diary: Diary,
+) -> None:
+    """Set back by an hour during the action: the next minute is the one after the occurrence that fired."""
+    diary.gate = asyncio.Event()
+    await diary.book(CRON)
+    await diary.clock.advance(65)
+    diary.clock.jump(-3600)
+    diary.gate.set()
+    await diary.clock.advance(3600 + 60)
+
+    assert len({name for _, name in diary.rung}) == len(diary.rung) == 2
 
 
 @pytest.mark.req("H46")
