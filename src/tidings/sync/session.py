@@ -247,7 +247,12 @@ class SyncSession:
 
     def _submit(self, dialect: Dialect, request: SubmitRequest, now_ms: int) -> list[Effect]:
         items = request.items
-        if not dialect.hangs_on_errors:
+        if dialect.hangs_on_errors:
+            if not request.count:
+                # As the client's own server; a client with nothing in flight does not hang on an error.
+                problem = "payload.events must contain at least one item"
+                return self._fail(dialect, request.msg_id, "bad_request", problem, None, now_ms)
+        else:
             settings = self.settings
             problem, details = None, None
             if not request.count:

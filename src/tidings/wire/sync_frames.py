@@ -405,7 +405,7 @@ class CamelSubmit(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
 
 
 class ProjectMeta(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """Who made an event of B, and when by its own clock. Further fields come back as they were sent."""
+    """Who made an event of B or C, and when by its own clock. Further fields come back as they were sent."""
 
     client_ts: int | float
     client_id: Text | UnsetType = UNSET
@@ -433,7 +433,7 @@ class LegacyItem(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
     user_id: str | UnsetType = UNSET
     type: Text
     payload: JsonObject
-    meta: JsonObject | UnsetType = UNSET
+    meta: ProjectMeta
 
 
 class ProjectSync(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):

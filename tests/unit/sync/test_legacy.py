@@ -45,9 +45,22 @@ async def test_submit_broadcast_and_sync() -> None:
         assert page["payload"]["events"] == [heard["payload"]]
 
 
-@pytest.mark.parametrize("change", [{"partitions": ["P1", "P1"]}, {"partitions": []}, {"payload": 1}, {"type": ""}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"partitions": ["P1", "P1"]},
+        {"partitions": []},
+        {"payload": 1},
+        {"type": ""},
+        {"meta": None},
+        {"meta": {}},
+        {"meta": {"clientId": "L1"}},
+        {"meta": {"clientTs": None}},
+        {"meta": {"clientTs": "1"}},
+    ],
+)
 async def test_a_broken_item_is_rejected(change: dict[str, Any]) -> None:
-    """A partition named twice is one of the faults."""
+    """A partition named twice, and a missing ``meta.clientTs``, are among the faults."""
     async with open_world() as world:
         peer = await connected(world, "L1")
 
@@ -92,3 +105,30 @@ async def test_a_foreign_partition_is_forbidden_for_sync_and_item() -> None:
 
         assert page["payload"]["code"] == "forbidden"
         assert result["payload"]["results"][0]["reason"] == "forbidden"
+
+
+async def test_an_item_without_meta_is_rejected() -> None:
+    """``meta`` is required, as in the later dialect; the connection stays, and the next item is stored."""
+    async with open_world() as world:
+        peer = await connected(world, "L1")
+        bare = {name: value for name, value in item("a").items() if name != "meta"}
+
+        first = await peer.ask_camel("submit_events", {"events": [bare]})
+        second = await peer.ask_camel("submit_events", {"events": [item("a")]})
+
+        (result,) = first["payload"]["results"]
+        assert (result["id"], result["status"], result["reason"]) == ("a", "rejected", "validation_failed")
+        assert second["payload"]["results"][0]["status"] == "committed"
+
+
+async def test_an_empty_batch_is_a_bad_request() -> None:
+    """The answer is that of the client's own server, and the connection stays open."""
+    async with open_world() as world:
+        peer = await connected(world, "L1")
+
+        answer = await peer.ask_camel("submit_events", {"events": []})
+
+        assert answer["type"] == "error"
+        assert answer["payload"]["code"] == "bad_request"
+        assert answer["payload"]["message"] == "payload.events must contain at least one item"
+        assert (await peer.ask_camel("submit_events", {"events": [item("a")]}))["type"] == "submit_events_result"

@@ -535,3 +535,20 @@ async def test_the_watermark_does_not_fall_back_when_history_is_dropped() -> Non
 
         assert answer["payload"]["projectLastCommittedId"] == 2
     await log.close()
+
+
+async def test_an_empty_batch_is_a_bad_request() -> None:
+    """The answer is that of the client's own server, and the connection stays open."""
+    async with open_world() as world:
+        peer = world.peer("B1")
+        connect = {"token": world.token("B1"), "clientId": "B1", "projectId": "proj"}
+        assert (await peer.ask_camel("connect", connect))["type"] == "connected"
+
+        answer = await peer.ask_camel("submit_events", {"events": []})
+
+        assert answer["type"] == "error"
+        assert (answer["payload"]["code"], answer["payload"]["message"]) == (
+            "bad_request",
+            "payload.events must contain at least one item",
+        )
+        assert (await submit(peer, project_item("a")))[0]["status"] == "committed"
