@@ -11,14 +11,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from tidings.log.embedded.disk import File, OsDisk, size_of
+from tidings.log.embedded.disk import DiskSpace, File, OsDisk, size_of
 
 
 class CrowdedDisk(OsDisk):
-    """The machine's own disk, with room for ``left_bytes`` more; ``None`` for no limit."""
+    """The machine's own disk, with room for ``left_bytes`` more, in whole blocks; ``None`` for no limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, block_bytes: int = 1) -> None:
         self.left_bytes: int | None = None
+        self.block_bytes = block_bytes
         self._lock = threading.Lock()
 
     def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
@@ -27,12 +28,21 @@ class CrowdedDisk(OsDisk):
     def remove(self, path: Path) -> None:
         size = size_of(self, path) or 0
         super().remove(path)
-        self.give(size)
+        self.give(self.blocks(size))
 
     def rename(self, source: Path, target: Path) -> None:
         size = size_of(self, target) or 0
         super().rename(source, target)
-        self.give(size)
+        self.give(self.blocks(size))
+
+    def space(self, path: Path) -> DiskSpace:
+        space = super().space(path)
+        free_bytes = space.free_bytes if self.left_bytes is None else self.left_bytes
+        return space._replace(free_bytes=free_bytes, block_bytes=self.block_bytes)
+
+    def blocks(self, size: int) -> int:
+        """The room that so many bytes take."""
+        return -(-size // self.block_bytes) * self.block_bytes
 
     def take(self, size: int, path: Path) -> None:
         """Use so many bytes, or raise."""
@@ -57,15 +67,15 @@ class _CrowdedFile:
         self.read, self.size, self.sync, self.close = file.read, file.size, file.sync, file.close
 
     def write(self, byte_offset: int, data: bytes) -> None:
-        self._disk.take(byte_offset + len(data) - self.size(), self._path)
+        self._disk.take(self._disk.blocks(byte_offset + len(data)) - self._disk.blocks(self.size()), self._path)
         self._file.write(byte_offset, data)
 
     def allocate(self, size: int) -> None:
-        self._disk.take(size - self.size(), self._path)
+        self._disk.take(self._disk.blocks(size) - self._disk.blocks(self.size()), self._path)
         self._file.allocate(size)
 
     def truncate(self, size: int) -> None:
-        self._disk.give(self.size() - size)
+        self._disk.give(self._disk.blocks(self.size()) - self._disk.blocks(size))
         self._file.truncate(size)
 
 

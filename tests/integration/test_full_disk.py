@@ -100,6 +100,36 @@ async def test_a_full_disk_is_mended_by_handling_and_compacting(tmp_path: Path, 
     await mend(tmp_path, disk, is_reopened=is_reopened, fill=fill)
 
 
+async def test_the_reserve_of_a_small_closed_log_is_enough_to_mend_it(tmp_path: Path) -> None:
+    """With default sizes a closed log keeps little back: on a full disk it opens, keeps its places and compacts with that."""
+    disk = CrowdedDisk(4096)
+    settings = msgspec.structs.replace(SETTINGS, reserve_bytes=None)
+    async with EventBus(open_log=partial(open_files, tmp_path, settings, disk=disk)) as bus:
+        await bus.publish_many([event(n) for n in range(3500)])
+    assert (tmp_path / ".bus" / "reserve").stat().st_size < 600_000
+    disk.left_bytes = 0
+
+    async with EventBus(open_log=partial(open_files, tmp_path, settings, disk=disk)) as bus:
+        assert bus.health().is_storage_full
+        await _mend(bus)
+
+
+async def test_compacting_goes_on_however_many_events_wait_for_the_segments(tmp_path: Path) -> None:
+    """On a full disk each drop keeps its ids, while the log flushes beside it: all sealed segments go."""
+    disk = CrowdedDisk(4096)
+    settings = msgspec.structs.replace(SETTINGS, reserve_bytes=None)
+    async with EventBus(open_log=partial(open_files, tmp_path, settings, disk=disk)) as bus:
+        await bus.publish_many([event(n) for n in range(4000)])
+        assert await handle_all(bus, "first") == 4000
+        disk.left_bytes = 0
+        with pytest.raises(StorageFull):
+            await bus.publish_many([Event(EventMeta(f"t{n}", "NOTED", "s:1"), {}) for n in range(1000)], timeout_s=0.01)
+        for _ in range(3):
+            await bus.compact()
+        assert bus.log.topics()[TOPIC].size_bytes < 300_000
+        await bus.publish(event(), timeout_s=20.0)
+
+
 @pytest.fixture
 def file_system(tmp_path: Path) -> Iterator[Path]:
     """A file system of 16 MB."""

@@ -90,9 +90,9 @@ class BusSettings(Settings, frozen=True, kw_only=True):
     cursor_sync_interval_ms: Annotated[int, msgspec.Meta(ge=1, le=600_000)] = 1000
     """How often cursors are synced. After a power cut, what was acknowledged since is delivered again."""
     publish_timeout_s: Annotated[float, msgspec.Meta(gt=0)] | None = None
-    """How long a publish waits in all, for full windows and for room on a full disk; without it, as long as it takes."""
-    storage_full_timeout_s: Annotated[float, msgspec.Meta(ge=0)] | None = None
-    """How much of that it waits for room on a full disk at the most."""
+    """How long a publish waits in all, for full windows and for room on a full disk; without it, windows are waited for as long as it takes."""
+    storage_full_timeout_s: Annotated[float, msgspec.Meta(ge=0)] | None = 30.0
+    """How long a publish waits for room on a full disk at the most; then it raises ``StorageFull``. ``null``: as long as it takes."""
     close_timeout_s: Annotated[float, msgspec.Meta(ge=0)] = 10.0
     """How long closing waits for handlers that are at work."""
     read_ahead_count_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 2048

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import platform
 import resource
-import shutil
 import socket
 import stat
 import tempfile
@@ -20,11 +19,13 @@ import typer
 
 from tidings import __version__
 from tidings.core.clock import datetime_of
-from tidings.core.errors import TidingsError
+from tidings.core.errors import SettingsError, TidingsError
 from tidings.core.installing import install_line
-from tidings.log.embedded.disk import OsDisk
+from tidings.log.embedded.disk import DiskSpace, OsDisk
+from tidings.log.embedded.sizing import FIRST_FILE_BYTES, refuse_impossible
 from tidings.log.errors import WorkspaceMissing
 from tidings.log.line_codec import IS_COMPILED
+from tidings.log.settings import LogSettings
 from tidings.server.address import read_address
 
 from .context_file import contexts_path
@@ -180,14 +181,8 @@ async def _workspace(session: Session) -> list[CheckResult]:
 
 def _disk(session: Session) -> Iterator[CheckResult]:
     folder = nearest_folder(session.workspace)
-    kind, usage = _file_system(folder), shutil.disk_usage(folder)
-    free = f"{human_bytes(usage.free)} of {human_bytes(usage.total)} free"
-    if usage.free < _FREE_BYTES_MIN:
-        yield CheckResult(
-            "free space", "warning", free, "make room: `tidings log retention --max-age-days 30` shows what may go"
-        )
-    else:
-        yield CheckResult("free space", "ok", free)
+    kind = _file_system(folder)
+    yield _space(session, OsDisk().space(folder))
     try:
         times_ns = sync_times_ns(folder, session.clock.monotonic, _SYNC_COUNT)
     except OSError as error:
@@ -212,6 +207,32 @@ def _disk(session: Session) -> Iterator[CheckResult]:
         )
     else:
         yield CheckResult("sync", "ok", f"{took}: as long as a disk takes")
+
+
+def _space(session: Session, space: DiskSpace) -> CheckResult:
+    """Whether the file system can hold the log and more events."""
+    free = f"{human_bytes(space.free_bytes)} of {human_bytes(space.total_bytes)} free"
+    held = sum(file.stat().st_size for file in session.layout.wal.rglob("*.jsonl"))
+    kept = sum(file.stat().st_size for file in (session.layout.reserve, session.layout.room) if file.exists())
+    about = (
+        f"{free}; the workspace holds {human_bytes(held)} of records and keeps {human_bytes(kept)} back for a full disk"
+    )
+    if held:
+        hint = "make room: `tidings log retention --max-age-days 30` shows what may go"
+    else:
+        hint = "make room on this file system: the workspace holds nothing that could go"
+    try:
+        refuse_impossible(LogSettings(), space)
+    except SettingsError as error:
+        return CheckResult("free space", "problem", error.problem, error.hint)
+    if space.free_files is not None and space.free_files < _FILES_MIN:
+        found = f"{free}, but only {space.free_files} more files (inodes)"
+        return CheckResult("free space", "problem", found, "remove files that are not needed: each topic takes some")
+    if space.free_bytes < 3 * FIRST_FILE_BYTES and kept < 2 * FIRST_FILE_BYTES:
+        return CheckResult("free space", "problem", f"{about}: too little to take events", hint)
+    if space.free_bytes < _FREE_BYTES_MIN:
+        return CheckResult("free space", "warning", about, hint)
+    return CheckResult("free space", "ok", free)
 
 
 def nearest_folder(folder: Path) -> Path:

@@ -171,8 +171,9 @@ class Session:
             )
         disk = OsDisk()
         is_by_space = self.layout.read_meta(disk).layout == "space"
-        # The reserve that the workspace's own program keeps is not made smaller: that program may need all of it.
-        reserve_bytes = max(size_of(disk, self.layout.reserve) or 0, 2 * _JOURNAL_BYTES)
+        # A larger reserve that the workspace's own program keeps is not made smaller: that program may need all of it.
+        held_bytes = size_of(disk, self.layout.reserve) or 0
+        reserve_bytes = held_bytes if held_bytes > 2 * _JOURNAL_BYTES else None
         layout: Literal["flat", "space"] = "space" if is_by_space else "flat"
         return LogSettings(journal_bytes=_JOURNAL_BYTES, reserve_bytes=reserve_bytes, layout=layout)
 

@@ -79,9 +79,14 @@ class StorageFull(LogError):
 
     code = "log.storage_full"
     retryable = True
-    hint = "free some space or drop old segments; publishing works again as soon as there is room"
-    text = "no space left on the device of {path}"
     path: str
+    problem: str | None = None
+    """What the log needs, and what the file system has."""
+    hint: str | None = "free some space or drop old segments; publishing works again as soon as there is room"
+
+    def describe(self) -> str:
+        about = "" if self.problem is None else f": {self.problem}"
+        return f"no space left on the device of {self.path}{about}"
 
     @property
     def public_text(self) -> str:

@@ -39,13 +39,15 @@ class LogSettings(Settings, frozen=True, kw_only=True):
     """``space`` gives each space a folder of its own below ``wal/``; the journal stays shared."""
 
     journal_bytes: Annotated[int, msgspec.Meta(ge=4096, le=1024 * _MIB)] = 32 * _MIB
-    """Size of one journal file. A batch of events larger than this gets a journal file of its size."""
+    """Largest size of one journal file, and at most a hundredth of the disk (1 MiB at least). A new log begins with 1 MiB; each full
+    file is followed by one of twice the size. A batch of events larger than this gets a journal file of its size."""
     journal_count_max: Annotated[int, msgspec.Meta(ge=2, le=64)] = 4
     """With this many journal files not yet in segments, publishers wait for the segments to catch up."""
 
     reserve_bytes: Annotated[int, msgspec.Meta(ge=0, le=64 * 1024 * _MIB)] | None = None
-    """Room on the disk that is kept back for the work that saves progress or frees space when the disk is full. Left out: two
-    journal files, so that whatever the journal holds can be moved to the segments, and compaction can begin."""
+    """Room on the disk that is kept back for the work that saves progress or frees space when the disk is full. Left out: twice the
+    size of a journal file while the log is open, less of a small log that is closed. 0: none, and commits are accepted without room
+    in the segments; a log that finds none is opened full."""
 
     payload_bytes_max: Annotated[int, msgspec.Meta(ge=1, le=64 * _MIB)] = 8 * _MIB
     payload_depth_max: Annotated[int, msgspec.Meta(ge=1, le=250)] = 128

@@ -31,7 +31,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
-from tidings.log.embedded.disk import File, FolderLock, NoThreads, Threads
+from tidings.log.embedded.disk import DiskSpace, File, FileRoom, FolderLock, NoThreads, Threads
 
 from .survival import (
     CRASH_MODES,
@@ -57,6 +57,7 @@ Operation = Literal[
 _OPERATIONS: Final[tuple[Operation, ...]] = get_args(Operation)
 
 _TRACE_COUNT_MAX: Final = 10_000
+_TOTAL_BYTES: Final = 1 << 50
 
 _Kind = TypeVar("_Kind", Inode, Folder)
 
@@ -317,6 +318,24 @@ class SimulatedDisk:
             self._change("lock", path, lambda: self._rename(None, given) if inode is None else None)
             self._locks[path] = _Lock(self._locks, path)
             return self._locks[path]
+
+    def exclusive(self, path: Path) -> contextlib.AbstractContextManager[None]:
+        """Nothing: a simulated disk has one process."""
+        return contextlib.nullcontext()
+
+    def room_of(self, path: Path) -> FileRoom | None:
+        """The length of a file, all of which has room; ``None`` if it does not exist. Not counted."""
+        with self._running():
+            try:
+                node = self._node(path)
+            except NotADirectoryError:
+                return None
+            return FileRoom(len(node.content), len(node.content)) if isinstance(node, Inode) else None
+
+    def space(self, path: Path) -> DiskSpace:
+        """What is left of the capacity, in blocks of one byte; its total says nothing. Not counted."""
+        free = _TOTAL_BYTES if self.capacity_bytes is None else max(0, self.capacity_bytes - self.used_bytes)
+        return DiskSpace(total_bytes=_TOTAL_BYTES, free_bytes=free, block_bytes=1, free_files=None)
 
     # --- Faults and crashes ---
 

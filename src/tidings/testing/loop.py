@@ -30,7 +30,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from tidings.core.errors import TidingsError
-from tidings.log.embedded.disk import Disk, Done, File, FolderLock, Job, SerialExecutor, wait_even_if_cancelled
+from tidings.log.embedded.disk import (
+    Disk,
+    DiskSpace,
+    Done,
+    File,
+    FileRoom,
+    FolderLock,
+    Job,
+    SerialExecutor,
+    wait_even_if_cancelled,
+)
 
 from .disk import SimulatedCrash
 
@@ -487,6 +497,16 @@ class InterleavedDisk:
     def lock(self, path: Path, *, shared: bool = False) -> FolderLock | str:
         self._pause(f"lock {path.name}")
         return self._disk.lock(path, shared=shared)
+
+    def exclusive(self, path: Path) -> AbstractContextManager[object]:
+        return self._disk.exclusive(path)
+
+    def room_of(self, path: Path) -> FileRoom | None:
+        self._pause(f"room_of {path.name}")
+        return self._disk.room_of(path)
+
+    def space(self, path: Path) -> DiskSpace:
+        return self._disk.space(path)
 
 
 class _InterleavedFile:

@@ -78,3 +78,18 @@ async def test_a_publisher_on_a_full_disk_answers_within_its_time(world: World) 
     assert world.clock.monotonic() - started == pytest.approx(5.0)
     assert [type(result.error) for result in results] == [StorageFull] * 3
     assert bus.log.position.seq == bus.published_count
+
+
+async def test_a_publish_waits_half_a_minute_for_room_unless_it_is_given_more(world: World) -> None:
+    """With the default settings a publish ends with StorageFull after 30 seconds, and the error says what is missing."""
+    bus = await world.open()
+    await world.publish(1)
+    await fill(world, bus)
+
+    started = world.clock.monotonic()
+    with pytest.raises(StorageFull) as caught:
+        await world.run(bus.publish(world.event()))
+
+    assert world.clock.monotonic() - started == pytest.approx(30.0)
+    assert caught.value.problem is not None
+    assert "free" in str(caught.value)

@@ -20,11 +20,12 @@ import errno
 import fcntl
 import os
 import threading
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import ClassVar, Final, Protocol, TypeVar
+from typing import ClassVar, Final, NamedTuple, Protocol, TypeVar
 
 _T = TypeVar("_T")
 Job = Callable[[], None]
@@ -171,6 +172,7 @@ _ZEROS: Final = bytes(1 << 20)
 _BLOCK_BYTES: Final = 1 << 20
 _SYNC_THREADS: Final = 16
 _OWNER_BYTES: Final = 64
+_STAT_BLOCK_BYTES: Final = 512
 _READERS_WAIT_S: Final = 0.01
 _READERS_WAITS_MAX: Final = 6000
 """How often a writer looks again whether the readers that are opening the log are done: for a minute."""
@@ -188,7 +190,7 @@ class File(Protocol):
         ...
 
     def allocate(self, size: int) -> None:
-        """Make the file ``size`` bytes long, with room on the disk for all of them, or raise and leave it as it was."""
+        """Make the file ``size`` bytes long, with room on the disk for all of them, holes included, or raise and keep its length."""
         ...
 
     def size(self) -> int:
@@ -206,6 +208,24 @@ class File(Protocol):
     def close(self) -> None:
         """Close the file. Closing twice is fine."""
         ...
+
+
+class FileRoom(NamedTuple):
+    """A file's length, and the bytes that the disk holds for it: fewer where the file has holes."""
+
+    length: int
+    allocated_bytes: int
+
+
+class DiskSpace(NamedTuple):
+    """The size of a file system, and what is free of it for this process."""
+
+    total_bytes: int
+    free_bytes: int
+    block_bytes: int
+    """Files take room in whole blocks."""
+    free_files: int | None
+    """How many more files it can hold; ``None`` if it does not count them."""
 
 
 class FolderLock(Protocol):
@@ -265,6 +285,18 @@ class Disk(Protocol):
         """
         ...
 
+    def exclusive(self, path: Path) -> AbstractContextManager[object]:
+        """Keep other processes that ask for the same from the file at ``path``, which must exist, until the block ends."""
+        ...
+
+    def room_of(self, path: Path) -> FileRoom | None:
+        """The length of a file and the room it has; ``None`` if it does not exist."""
+        ...
+
+    def space(self, path: Path) -> DiskSpace:
+        """The space of the file system that an existing file or folder is on."""
+        ...
+
 
 def is_full(error: OSError) -> bool:
     """Whether the error says that there is no room (disk or quota)."""
@@ -296,7 +328,7 @@ class _OsFile:
     def allocate(self, size: int) -> None:
         held = self.size()
         try:
-            os.posix_fallocate(self._fd, held, size - held)
+            os.posix_fallocate(self._fd, 0, size)  # from the start: there may be holes
         except OSError:
             os.ftruncate(self._fd, held)
             raise
@@ -322,13 +354,36 @@ class _OsFile:
 
 
 class _OsLock:
+    """A lock of the kernel's. It belongs to the open file, which a forked child shares."""
+
+    __slots__ = ("__weakref__", "_fd")
+
     def __init__(self, fd: int) -> None:
         self._fd = fd
+        _LOCKS.add(self)
 
     def release(self) -> None:
         if self._fd >= 0:
+            fcntl.flock(self._fd, fcntl.LOCK_UN)  # closing would leave it to the children that have the file open
+            self.forget()
+
+    def forget(self) -> None:
+        """Close the file without unlocking it for the processes that share it."""
+        if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+_LOCKS: Final[weakref.WeakSet[_OsLock]] = weakref.WeakSet()
+
+
+def _forget_locks() -> None:
+    """In a forked child: the locks stay the parent's, and end with it."""
+    for lock in list(_LOCKS):
+        lock.forget()
+
+
+os.register_at_fork(after_in_child=_forget_locks)
 
 
 class OsDisk:
@@ -338,8 +393,9 @@ class OsDisk:
     threads: ClassVar[Threads] = OsThreads()
 
     def open(self, path: Path, *, create: bool = False, write: bool = False) -> File:
-        flags = os.O_CLOEXEC | (os.O_RDWR if write or create else os.O_RDONLY) | (os.O_CREAT if create else 0)
-        return _OsFile(os.open(path, flags, 0o640))
+        if not write and not create:
+            return _OsFile(os.open(path, os.O_RDONLY | os.O_CLOEXEC))
+        return _OsFile(_open_own(path, os.O_CREAT if create else 0))
 
     def names(self, folder: Path) -> list[str]:
         try:
@@ -373,7 +429,7 @@ class OsDisk:
             os.close(fd)
 
     def lock(self, path: Path, *, shared: bool = False) -> FolderLock | str:
-        fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        fd = _open_own(path, os.O_CREAT)
         for _ in range(_READERS_WAITS_MAX):
             if _try_lock(fd, fcntl.LOCK_SH if shared else fcntl.LOCK_EX):
                 break
@@ -391,6 +447,42 @@ class OsDisk:
         with contextlib.suppress(OSError):  # the lock is what counts; on a full disk its text may be missing
             os.pwrite(fd, f"process {os.getpid()}".encode().ljust(_OWNER_BYTES), 0)
         return _OsLock(fd)
+
+    @contextlib.contextmanager
+    def exclusive(self, path: Path) -> Iterator[None]:
+        fd = _open_own(path)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+            yield
+        finally:
+            fcntl.flock(fd, fcntl.LOCK_UN)  # a child that was forked meanwhile must not keep it
+            os.close(fd)
+
+    def room_of(self, path: Path) -> FileRoom | None:
+        try:
+            found = os.stat(path)
+        except FileNotFoundError:
+            return None
+        return FileRoom(found.st_size, found.st_blocks * _STAT_BLOCK_BYTES)
+
+    def space(self, path: Path) -> DiskSpace:
+        found = os.statvfs(path)
+        return DiskSpace(
+            total_bytes=found.f_blocks * found.f_frsize,
+            free_bytes=found.f_bavail * found.f_frsize,
+            block_bytes=found.f_bsize,
+            free_files=found.f_favail if found.f_files else None,
+        )
+
+
+def _open_own(path: Path, flags: int = 0) -> int:
+    """Open a file for writing; a symbolic link is refused, as it could lead to any other file of the user."""
+    try:
+        return os.open(path, os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW | flags, 0o640)
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            raise OSError(errno.ELOOP, "it is a symbolic link, which is never written through", str(path)) from error
+        raise
 
 
 def _try_lock(fd: int, kind: int) -> bool:

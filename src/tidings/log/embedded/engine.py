@@ -35,8 +35,18 @@ from .journal import Journal, JournalBusy
 from .layout import Layout, StreamKey
 from .pages import PageReader
 from .reader import SegmentReader
-from .segment_writer import FlushScheduler, SegmentWriter
-from .staging import BatchRange, CommitBatch, Staging, TopicBatch, UnsyncedCommits, WriteStatus
+from .reserve import Reserve, SegmentRoom
+from .segment_writer import FlushScheduler, SegmentWriter, Unflushed
+from .staging import (
+    BatchRange,
+    CommitBatch,
+    RoomPlanner,
+    Staging,
+    TopicBatch,
+    UnsyncedCommits,
+    WriteStatus,
+    same_error,
+)
 from .state import CommitWaiters, LogState, SegmentWrite, stream_of
 from .tombstones import Tombstones
 
@@ -63,9 +73,12 @@ class EmbeddedLog:
         index: Index,
         segment_writer: SegmentWriter,
         journal: Journal,
+        reserve: Reserve,
+        room: SegmentRoom | None,
         reserve_disk: Disk,
         tombstone_disk: Disk,
-        full_path: str | None,
+        unflushed: Sequence[Unflushed],
+        full: StorageFull | None,
         lock: FolderLock,
         last_written_ns: int,
     ) -> None:
@@ -100,6 +113,8 @@ class EmbeddedLog:
         self._is_committing = False
         self._is_journal_busy = False
 
+        self._room = room
+        self._rooms = RoomPlanner(state, settings, disk.space(layout.root).block_bytes)
         self._is_synced = settings.durability == "sync"
         self._unsynced = UnsyncedCommits(loop, settings, self._commit_next)
 
@@ -110,7 +125,8 @@ class EmbeddedLog:
             journal,
             state,
             self._duplicates,
-            checkpoint_bytes=settings.journal_bytes * 3 // 4,
+            reserve=reserve,
+            room=room,
             delay_s=0.0 if is_inline else None,
             on_flushed=self._flushed,
             on_failed=self._flush_failed,
@@ -125,6 +141,7 @@ class EmbeddedLog:
             flushing=self._flushing,
         )
         self._job_waiters: list[asyncio.Future[None]] = []
+        self._full_timer: asyncio.TimerHandle | None = None
 
         self._status = WriteStatus(layout.workspace)
         self._is_closing = False
@@ -135,9 +152,13 @@ class EmbeddedLog:
                 settings.durability,
                 layout.workspace,
             )
-        if full_path is not None:
+        for each in unflushed:
+            self._flushing.add(*each)
+        if full is not None:
             self._flushing.needs_spare = True
-            self._become_full(full_path)
+            self._become_full(full)
+        elif unflushed:
+            self._flushing.schedule()
 
     # What the interface promises
 
@@ -412,9 +433,10 @@ class EmbeddedLog:
         await flushing.idle()
         while not self._status.is_fenced and (flushing.has_work or self._state.unindexed):
             flushing.is_index_due = True
+            flushed_seq = self._state.flushed_seq
             flushing.flush()
             await flushing.idle()
-            if self._status.is_full:
+            if self._status.is_full and (flushed_seq == self._state.flushed_seq or not flushing.has_lines):
                 break  # as far as the reserve goes
             if self._unsynced.writes and not flushing.has_lines:
                 break  # not synced yet, so not to be flushed; nothing of it is sealed either
@@ -448,17 +470,22 @@ class EmbeddedLog:
             self._commit_next()
             await self._wait_for_job()
         await flushing.idle()
-        flushing.is_checkpoint_due = flushing.is_index_due = True
-        flushing.flush()
-        await flushing.idle()
+        flushed_seq = -1
+        while flushed_seq < 0 or (flushing.has_lines and self._state.flushed_seq > flushed_seq):
+            flushed_seq = self._state.flushed_seq
+            flushing.is_checkpoint_due = flushing.is_index_due = True
+            flushing.flush()
+            await flushing.idle()
         if self._status.is_plainly_closed and not flushing.has_lines:
             try:
-                self._journal.remove()
+                self._journal.remove(sum(stream.size_bytes for stream in self._state.streams()))
             except OSError as error:
                 logger.warning("the journal could not be removed; the next opening does it: %s", error)
 
     def _release(self) -> None:
         self._flushing.stop()
+        if self._full_timer is not None:
+            self._full_timer.cancel()
         self._commit_executor.close()
         self._flush_executor.close()
         if self._readers is not None:
@@ -506,13 +533,22 @@ class EmbeddedLog:
         batch = self._staging.take()
         if batch is None:
             return
+        if self._room is not None and batch.room is None:
+            batch.room = self._rooms.need_of(batch)
         self._is_committing = True
-        self._commit_executor.run(
-            lambda: self._journal.commit(
-                batch.lines, batch.first_seq, batch.last_seq, from_reserve=batch.is_from_reserve
-            ),
-            self._commit_done,
-        )
+        self._commit_executor.run(lambda: self._commit(batch), self._commit_done)
+
+    def _commit(self, batch: CommitBatch) -> None:
+        """Write a batch to the journal, once there is room for it in the segments too. (In the commit thread.)"""
+        if self._room is None or batch.room is None:
+            self._journal.commit(batch.lines, batch.first_seq, batch.last_seq, from_reserve=batch.is_from_reserve)
+            return
+        self._room.promise(*batch.room)
+        try:
+            self._journal.commit(batch.lines, batch.first_seq, batch.last_seq, from_reserve=batch.is_from_reserve)
+        except BaseException:
+            self._room.settle(batch.room.size)
+            raise
 
     def _commit_done(self, error: BaseException | None) -> None:
         batch = self._staging.committing
@@ -531,10 +567,9 @@ class EmbeddedLog:
             self._flushing.schedule(now=True)
         elif isinstance(error, StorageFull):
             self._staging.put_back()
-            path = error.path
-            self._roll_back(lambda: StorageFull(path))
+            self._roll_back(same_error(error))
             self._flushing.needs_spare = True
-            self._become_full(path)
+            self._become_full(error)
         else:
             self._staging.put_back()
             self._fence(error)
@@ -553,11 +588,12 @@ class EmbeddedLog:
             if not part.is_plain:
                 topic.plain_from = topic.committed_offset
             self._place(part, batch, writes)
+        room = 0 if batch.room is None else batch.room.size
         if self._is_synced:
-            self._flushing.add(writes, batch.size, batch.last_seq)
+            self._flushing.add(writes, batch.size, batch.last_seq, room)
             self._flushing.schedule()
         else:
-            self._unsynced.add(writes)
+            self._unsynced.add(writes, room)
         # Who follows everything is told before the publishers: it has one turn for all of them, and they have one each.
         self._waiters.wake_any()
         batch.finish()
@@ -609,24 +645,29 @@ class EmbeddedLog:
         self._wake_job_waiters()
 
     def _take_synced(self) -> None:
-        self._flushing.add(*self._unsynced.take(), self._journal.synced_seq)
+        writes, size, room = self._unsynced.take()
+        self._flushing.add(writes, size, self._journal.synced_seq, room)
 
     # Flushing
 
-    def _flushed(self, is_checkpoint: bool, full_path: str | None) -> None:
+    def _flushed(self, is_checkpoint: bool, full: StorageFull | None) -> None:
         if is_checkpoint:
             self._is_journal_busy = False
-        if full_path is None:
+        if full is None:
             self._status.note_room(is_closing=self._is_closing)
         else:
-            self._become_full(full_path)
+            self._become_full(full)
+            if self._flushing.has_lines:  # this step was moved: so may the next be
+                self._flushing.schedule(now=True)
         self._resume()
 
     def _flush_failed(self, error: BaseException) -> None:
-        if isinstance(error, StorageFull | IndexFull):
-            self._become_full(error.path)
+        if isinstance(error, StorageFull):
+            self._become_full(error)
+        elif isinstance(error, IndexFull):
+            self._become_full(StorageFull(error.path))
         elif isinstance(error, OSError) and is_full(error):
-            self._become_full(error.filename or str(self._layout.root))
+            self._become_full(StorageFull(error.filename or str(self._layout.root)))
         else:
             self._fence(error)
         self._resume()
@@ -640,18 +681,23 @@ class EmbeddedLog:
 
     # When storage fails
 
-    def _become_full(self, path: str) -> None:
-        if self._status.note_full(path):
+    def _become_full(self, cause: StorageFull) -> None:
+        if self._status.note_full(cause):
             self._staging.open_batch = None
         if self._is_journal_busy and self._staging.committing is None:
             # Batches that wait for the journal wait for the segments, which have no room: better tell them now.
-            self._roll_back(lambda: StorageFull(path))
-        if not self._is_closing:
-            self._loop.call_later(_FULL_RETRY_S, self._retry_when_full)
+            self._roll_back(same_error(cause))
+        self._arm_retry()
+
+    def _arm_retry(self) -> None:
+        if self._full_timer is None and not self._is_closing:
+            self._full_timer = self._loop.call_later(_FULL_RETRY_S, self._retry_when_full)
 
     def _retry_when_full(self) -> None:
+        self._full_timer = None
         if self._status.is_full and not self._is_closed:
             self._flushing.schedule(now=True)
+            self._arm_retry()  # the job just running may be another's, such as a drop: it looks for no room
 
     def _roll_back(self, failure: Callable[[], TidingsError]) -> None:
         """Nothing of the staged batches was written: take all places back and tell their publishers."""

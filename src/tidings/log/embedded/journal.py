@@ -21,11 +21,17 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from ..errors import StorageFull
 from ..segment import encode_line
 from .disk import Disk, File, fill_with_zeros, is_full
-from .reserve import KEPT_FROM_RECORDS, Reserve, ReserveDisk
+from .reserve import KEPT_FROM_RECORDS, Reserve, ReserveDisk, SegmentRoom, out_of_files, out_of_room
+from .sizing import Sizing
+
+_LARGER_HINT: Final = (
+    "free some space or drop old segments; the log keeps this room back for a full disk (reserve_bytes, journal_bytes)"
+)
 
 
 class JournalBusy(Exception):
@@ -54,15 +60,18 @@ class _Slot:
 
 class Journal:
     """
-    Writes commits. Used by one thread at a time, but for ``checkpointed_seq``, ``prepare_spare`` and ``remove_reusable``. It makes its first file when it is
-    told to prepare one, or with the first commit: a log on a full disk is opened without.
+    Writes commits. Used by one thread at a time, but for ``checkpointed_seq``, ``prepare_spare``, ``ensure_space`` and ``remove_reusable``. It makes its
+    first file when it is told to prepare one, or with the first commit: a log on a full disk is opened without.
 
     Args:
-        folder: Where the files go; must be empty of journal files.
-        file_bytes: The size of a file.
+        folder: Where the files go.
+        file_bytes: The size of a file; the first one's, with ``sizing``.
         count_max: At most this many files.
         is_synced: Whether a commit syncs; ``sync`` can be called apart from it if not.
-        reserve, reserve_bytes: Gives space to commits that may use it; and its size when it is whole.
+        reserve: Gives space to commits that may use it.
+        sizing: How files and reserve grow; left out, they keep their sizes, and there is no reserve.
+        room: What was promised to commits, some of which may be spared.
+        inherited: Files of an earlier life, oldest first, with the last seq in each. The segments lack some of their lines.
     """
 
     def __init__(
@@ -74,22 +83,32 @@ class Journal:
         count_max: int,
         is_synced: bool,
         reserve: Reserve | None = None,
-        reserve_bytes: int = 0,
+        sizing: Sizing | None = None,
+        room: SegmentRoom | None = None,
+        inherited: Sequence[tuple[Path, int]] = (),
     ) -> None:
         self._disk = disk
         self._reserve = reserve
-        self._reserve_bytes = reserve_bytes
+        self._sizing = sizing
+        self._room = room
         self._record_reserve = None if reserve is None else Reserve(disk, reserve.path, keeps=KEPT_FROM_RECORDS)
         self._reserve_disk = disk if self._record_reserve is None else ReserveDisk(disk, self._record_reserve)
         self._folder = folder
-        self._file_bytes = file_bytes
+        self.file_bytes = file_bytes
+        """The size of the next file."""
+        self.reserve_bytes = 0 if sizing is None else sizing.reserve_for(file_bytes)
+        """The size of a whole reserve."""
         self._count_max = count_max
         self._is_synced = is_synced
-        self._numbers = itertools.count()  # next() on it is atomic: two threads make files
+        self._inherited = list(inherited)
+        used = [int(path.stem) for path, _ in inherited if path.stem.isdigit()]
+        self._numbers = itertools.count(max(used, default=-1) + 1)  # next() on it is atomic: two threads make files
         self._spare: _Slot | None = None
         self._full: list[_Slot] = []
         self._choosing = disk.threads.lock()
         self._active: _Slot | None = None
+        self._kept_size_in: _Slot | None = None
+        """The file in whose time there was no room to grow."""
         self.checkpointed_seq = 0
         """Up to here the segments are on disk, so a file without later seqs may be used again."""
         self.synced_seq = 0
@@ -99,18 +118,34 @@ class Journal:
     @property
     def is_tight(self) -> bool:
         """Whether a checkpoint would be welcome soon: the spare files are going out."""
-        return len(self._full) >= max(1, self._count_max - 2)
+        return len(self._full) >= max(1, self._count_max - 2) or bool(self._inherited)
 
     @property
     def wants_spare(self) -> bool:
-        """Whether there is no active file, or it is half full, and nothing is ready to follow it."""
+        """Whether there is no active file, or it is half full, and nothing of the right size is ready to follow it."""
         active = self._active
         return (
             self._spare is None
             and (active is None or active.position * 2 > active.size)
             and len(self._full) + 1 < self._count_max
-            and not any(slot.last_seq <= self.checkpointed_seq for slot in self._full)
+            and (self._is_growing or not self._has_reusable())
         )
+
+    @property
+    def _is_growing(self) -> bool:
+        """Whether the active file is half full, and the next one is to be larger."""
+        active, sizing = self._active, self._sizing
+        return (
+            sizing is not None
+            and active is not None
+            and active.size >= self.file_bytes
+            and active.position * 2 > active.size
+            and active is not self._kept_size_in
+            and self.file_bytes < sizing.file_bytes_max
+        )
+
+    def _has_reusable(self) -> bool:
+        return any(slot.last_seq <= self.checkpointed_seq for slot in self._full)
 
     def prepare_spare(self) -> None:
         """
@@ -120,26 +155,56 @@ class Journal:
             StorageFull: There is no room for it.
         """
         if self._spare is None:
-            self._spare = self._make(self._file_bytes)
+            self._spare = self._make(self.file_bytes)
 
-    def ensure_space(self, *, needs_spare: bool) -> str | None:
+    def ensure_space(self, *, needs_spare: bool) -> StorageFull | None:
         """
         Make what must be there before events are accepted: the whole reserve and, with ``needs_spare``, a file ready for what comes
-        next.
+        next. Files and reserve grow here.
 
         Returns:
-            The path of what there is no space for; ``None`` if all is there.
+            What there is no space for; ``None`` if all is there.
         """
+        self._remove_inherited()
         reserve = self._reserve
-        while reserve is not None and not reserve.make_whole(self._reserve_bytes):
-            if not self.remove_reusable():
-                return str(reserve.path)
-        if needs_spare:
+        if reserve is not None:
+            self._grow()
+            while not reserve.make_whole(self.reserve_bytes):
+                if not (self._give_back() or self.remove_reusable()):
+                    missing = self.reserve_bytes - reserve.left_bytes
+                    return out_of_room(self._disk, reserve.path, "the reserve", missing, _LARGER_HINT)
+            free_files = self._disk.space(self._folder).free_files
+            if free_files is not None and free_files < 1:
+                return out_of_files(self._folder, free_files)
+        if needs_spare and not (self._full and self._has_reusable()):
             try:
                 self.prepare_spare()
             except StorageFull as error:
-                return error.path
+                return error
         return None
+
+    def _give_back(self) -> bool:
+        return self._room is not None and self._room.give_back(is_tight=True)
+
+    def _grow(self) -> None:
+        """Have the reserve follow the size of the files, and the files grow, if there is plenty of room for both."""
+        sizing, reserve, size = self._sizing, self._reserve, self.file_bytes
+        if sizing is None or reserve is None:
+            return
+        if self._is_growing:
+            size = sizing.grown(size)
+        reserve_bytes = sizing.reserve_for(size)
+        if size == self.file_bytes and reserve_bytes <= self.reserve_bytes:
+            return
+        if not sizing.may_grow(size, self._disk.space(self._folder)) or not reserve.make_whole(reserve_bytes):
+            self._kept_size_in = self._active
+            self.file_bytes = sizing.file_beside(self.reserve_bytes, self.file_bytes)
+            return
+        self.file_bytes, self.reserve_bytes = size, reserve_bytes
+        with self._choosing:
+            for slot in [each for each in self._full if each.last_seq <= self.checkpointed_seq and each.size < size]:
+                self._full.remove(slot)
+                self._discard(slot)
 
     def remove_reusable(self) -> bool:
         """Remove the files that wait to be used again, for the room that they take; whether there were any."""
@@ -149,6 +214,15 @@ class Journal:
                 self._full.remove(slot)
                 self._discard(slot)
         return bool(reusable)
+
+    def _remove_inherited(self) -> None:
+        """Remove the files of an earlier life that the segments cover now."""
+        done = [path for path, last_seq in self._inherited if last_seq <= self.checkpointed_seq]
+        for path in done:
+            self._disk.remove(path)
+        if done:
+            self._inherited = self._inherited[len(done) :]
+            self._disk.sync_folder(self._folder)
 
     def commit(self, lines: Sequence[bytes], first: int, last: int, *, from_reserve: bool = False) -> None:
         """
@@ -212,10 +286,20 @@ class Journal:
             for slot in usable[:1]:  # too small for this frame: make room in the count
                 self._full.remove(slot)
                 self._discard(slot)
-            fresh = self._make(max(size, self._file_bytes))
+            fresh = self._make(self._size_for(size))
         else:
             raise JournalBusy
         return fresh
+
+    def _size_for(self, size: int) -> int:
+        """The size of a file for a frame of ``size`` bytes: the next files are larger too if frames are so large."""
+        sizing = self._sizing
+        while sizing is not None and self.file_bytes < min(2 * size, sizing.file_bytes_max):
+            grown = sizing.grown(self.file_bytes)
+            if not sizing.may_grow(grown, self._disk.space(self._folder)):
+                break
+            self.file_bytes = grown
+        return max(size, self.file_bytes)
 
     def _make(self, size: int, disk: Disk | None = None) -> _Slot:
         path = self._folder / f"{next(self._numbers):08d}.jsonl"
@@ -230,7 +314,7 @@ class Journal:
             self._disk.sync_folder(self._folder)
         except OSError as error:
             if is_full(error):
-                raise StorageFull(str(path)) from error
+                raise out_of_room(self._disk, path, "the journal's next file", size, _LARGER_HINT) from error
             raise
         return _Slot(path, file, size)
 
@@ -243,11 +327,17 @@ class Journal:
         for slot in self._slots():
             slot.file.close()
 
-    def remove(self) -> None:
-        """Close and remove the files: the segments hold everything."""
+    def remove(self, log_bytes: int = 0) -> None:
+        """Close and remove the files, and leave the reserve of a closed log of that size: the segments hold everything."""
+        self._remove_inherited()
         for slot in self._slots():
             self._discard(slot)
         self._disk.sync_folder(self._folder)
+        if self._room is not None:
+            self._room.remove()
+        if self._sizing is not None and self._reserve is not None:
+            space = self._disk.space(self._folder)
+            self._reserve.make_whole(self._sizing.closed_reserve(self.reserve_bytes, log_bytes, space))
 
     def _slots(self) -> list[_Slot]:
         return [*self._full, *(slot for slot in (self._active, self._spare) if slot is not None)]

@@ -8,6 +8,7 @@ Where everything of one workspace lies, and the file that names its format and e
       dev/                 secret and tokens of a node that is tried, for its own user
       checkpoint.json      up to where the segments are known to be on disk
       reserve              room kept back for when the disk is full
+      room                 more of it, for what the journal holds; often empty or missing
       journal/<n>.jsonl    the commit point: recycled files
       wal/<topic>.<segment>.jsonl            (or wal/<space>/<topic>.<segment>.jsonl)
       seals/<topic>.jsonl  a digest for each sealed segment, chained
@@ -75,6 +76,7 @@ class Layout:
         self.dev_token = self.dev / "token"
         self.checkpoint = self.root / "checkpoint.json"
         self.reserve = self.root / "reserve"
+        self.room = self.root / "room"
         self.journal = self.root / "journal"
         self.wal = self.root / "wal"
         self.seals = self.root / "seals"

@@ -21,14 +21,15 @@ from ..errors import StorageFull, WorkspaceBusy, WorkspaceUnusable
 from ..settings import LogSettings
 from .disk import Disk, FolderLock, OsDisk, is_full, read_file
 from .engine import EmbeddedLog
-from .index import Index, IndexDamaged, entries_of
+from .index import Index, IndexDamaged, entries_of, entry_of
 from .journal import Journal
 from .layout import Layout
 from .lmdb_index import LmdbIndex
 from .reader import Bounds, SegmentReader, view_of
-from .recover import RecoveryPlan, apply_recovery, plan_recovery
-from .reserve import KEPT_FROM_INDEX, KEPT_FROM_SEGMENTS, Reserve, ReserveDisk
+from .recover import RecoveryPlan, Unmoved, apply_recovery, plan_recovery
+from .reserve import KEPT_FROM_INDEX, KEPT_FROM_SEGMENTS, Reserve, ReserveDisk, SegmentRoom
 from .segment_writer import SegmentWriter
+from .sizing import Sizing, refuse_impossible
 from .state import LogState
 from .tombstones import Tombstones
 
@@ -63,7 +64,7 @@ async def open_log(
         CorruptLog: Acknowledged data is lost or altered.
         StorageFull: There is no room even to start, with all that was kept back for that. (A disk that is merely full is no reason
             not to open: everything but appending works.)
-        SettingsError: A setting is out of its range.
+        SettingsError: A setting is out of its range, or the file system can never hold a log with these settings.
     """
     settings = checked(settings or LogSettings())
     disk = disk or OsDisk()
@@ -79,14 +80,15 @@ def _recover(
     """Recover the workspace; what starts the engine, to be called in the loop's thread."""
     lock = _lock(layout, disk)
     made_index: Index | None = None
-    reserve_bytes = settings.reserve_bytes if settings.reserve_bytes is not None else 2 * settings.journal_bytes
     reserve = Reserve(disk, layout.reserve)
     reserve_disk = ReserveDisk(disk, reserve)
     # What the journal holds is moved first; what stays of dropped segments must still fit then, and after that what is small.
-    segment_disk = ReserveDisk(disk, Reserve(disk, layout.reserve, keeps=KEPT_FROM_SEGMENTS))
+    promised = Reserve(disk, layout.room)
+    segment_disk = ReserveDisk(disk, Reserve(disk, layout.reserve, keeps=KEPT_FROM_SEGMENTS, first=promised))
     index_reserve = Reserve(disk, layout.reserve, keeps=KEPT_FROM_INDEX)
     tombstone_disk = ReserveDisk(disk, index_reserve)
     try:
+        refuse_impossible(settings, disk.space(layout.root))
         if not disk.exists(layout.meta):
             layout.create(disk, clock, settings.layout)
         plan = plan_recovery(disk, layout, settings)
@@ -100,27 +102,37 @@ def _recover(
             logger.warning("the index of %s is made anew: %s", layout.workspace, index.was_reset)
         segment_writer = SegmentWriter(segment_disk, layout, index, reserve_disk)
         _report(layout, plan)
-        apply_recovery(reserve_disk, layout, plan, segment_writer)
+        unmoved = apply_recovery(reserve_disk, layout, plan, segment_writer)
         state = LogState(plan.meta.epoch, plan.last_seq, settings.recent_bytes_max)
         for recovered in plan.streams.values():
             state.add_stream(recovered.stream)
+        if unmoved is not None:
+            _show_unmoved(state, index, unmoved)
         try:
             _catch_up(index, state, disk, layout, encryptor)
         except IndexDamaged as error:
             logger.warning("%s; it is made anew", error)
             index.reset()
             _catch_up(index, state, disk, layout, encryptor)
+        unflushed = [] if unmoved is None else unmoved.unflushed
+        sizing = Sizing(settings, disk.space(layout.root), sum(stream.size_bytes for stream in state.streams()))
+        room = None
+        if settings.reserve_bytes != 0:
+            room = SegmentRoom(disk, layout.room, reserve, owed=sum(each.room for each in unflushed))
         journal = Journal(
             disk,
             layout.journal,
-            file_bytes=settings.journal_bytes,
+            file_bytes=sizing.first_file_bytes,
             count_max=settings.journal_count_max,
             is_synced=settings.durability == "sync",
             reserve=reserve,
-            reserve_bytes=reserve_bytes,
+            sizing=sizing,
+            room=room,
+            inherited=[] if unmoved is None else unmoved.files,
         )
-        journal.checkpointed_seq = journal.synced_seq = plan.last_seq
-        full_path = journal.ensure_space(needs_spare=True)
+        journal.synced_seq = plan.last_seq
+        journal.checkpointed_seq = state.flushed_seq
+        full = journal.ensure_space(needs_spare=True)
         return partial(
             EmbeddedLog,
             layout=layout,
@@ -132,9 +144,12 @@ def _recover(
             index=index,
             segment_writer=segment_writer,
             journal=journal,
+            reserve=reserve,
+            room=room,
             reserve_disk=reserve_disk,
             tombstone_disk=tombstone_disk,
-            full_path=full_path,
+            unflushed=unflushed,
+            full=full,
             lock=lock,
             last_written_ns=_last_written_ns(state),
         )
@@ -186,6 +201,26 @@ def _report(layout: Layout, plan: RecoveryPlan) -> None:
         )
 
 
+def _show_unmoved(state: LogState, index: Index, unmoved: Unmoved) -> None:
+    """Serve what is in the journal only from memory, as a running log does with what it has not flushed."""
+    state.flushed_seq = unmoved.flushed_seq
+    state.recent.first_seq = unmoved.flushed_seq + 1
+    for line in unmoved.lines:
+        info = line.info
+        topic = state.topic(info.meta.topic)
+        if not topic.recent:
+            topic.recent_first = info.offset
+        state.recent.extend([line.data], len(line.data), [(topic, [line.data])])
+        topic.plain_from = info.offset + 1
+        entry = entry_of(info)
+        if entry is not None and info.seq > index.covers:
+            state.unindexed.append(entry)
+    logger.warning(
+        "the disk is full: %d records stay in the journal, and are read from memory, until the segments have room",
+        len(unmoved.lines),
+    )
+
+
 def _last_written_ns(state: LogState) -> int:
     times = [stream.segments[-1].last_written_at for stream in state.streams() if stream.segments]
     return ns_of(datetime.fromisoformat(max(times))) if times else 0  # as text they have the same order
@@ -195,7 +230,7 @@ def _catch_up(index: Index, state: LogState, disk: Disk, layout: Layout, encrypt
     """Enter what the index does not know yet; all of it if the index is new or of another history."""
     if index.covers > state.committed_seq:
         index.reset()
-    if index.covers == state.committed_seq:
+    if index.covers >= state.flushed_seq:
         return
     if not index.covers:
         index.add(entries_of(Tombstones(disk, layout, encryptor).all(), are_tombstones=True), 0)
@@ -207,6 +242,6 @@ def _catch_up(index: Index, state: LogState, disk: Disk, layout: Layout, encrypt
         # ``covers`` moves only at the end: streams are walked one after another, not in seq order.
         while batch := list(islice(records, _REINDEX_RECORDS)):
             index.add(entries_of(batch), index.covers)
-        index.add([], state.committed_seq)
+        index.add([], state.flushed_seq)
     finally:
         reader.close()

@@ -19,14 +19,14 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from pathlib import Path
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..errors import CorruptLog
 from ..segment import Head, segment_name
 from ..settings import LogSettings
 from .checkpoint import CHAIN_START, renew_last_seal_line
 from .cursors import CursorFiles
-from .disk import Disk, read_file, size_of
+from .disk import Disk, is_full, read_file, size_of, sync_for_good
 from .inspect import (
     START,
     CheckpointReport,
@@ -44,8 +44,11 @@ from .inspect import (
     read_segment,
 )
 from .layout import Layout, StreamKey, WorkspaceMeta
-from .segment_writer import Digest, SegmentWriter
+from .segment_writer import Digest, SegmentWriter, Unflushed
 from .state import Named, Segment, SegmentWrite, Stream
+
+_ROOM_PER_WRITE_BYTES: Final = 8 << 10
+"""A block for the last part of a segment, and one for the name of a new one."""
 
 
 class RecoveredStream:
@@ -301,13 +304,29 @@ def _last_of(stream: Stream) -> Head:
     return Head(stream.last_offset, stream.last_seq, "")
 
 
-def apply_recovery(disk: Disk, layout: Layout, plan: RecoveryPlan, writer: SegmentWriter) -> None:
+class Unmoved(NamedTuple):
+    """What the journal holds and the segments have no room for."""
+
+    flushed_seq: int
+    """Up to here the segments hold everything."""
+    lines: list[JournalLine]
+    """All lines after that, in seq order."""
+    unflushed: list[Unflushed]
+    """Where those that the segments lack belong."""
+    files: list[tuple[Path, int]]
+    """The journal files that hold them, oldest first, and the last seq in each."""
+
+
+def apply_recovery(disk: Disk, layout: Layout, plan: RecoveryPlan, writer: SegmentWriter) -> Unmoved | None:
     """
     Make the files say what the plan found: cut torn ends, write what is missing, seal, checkpoint, and only then
     remove the journal. Doing it twice, or half and then again, has the same result.
 
     The disk may be full. So what the journal does not need is cut off first, and its files are emptied one after another, the
     oldest first: there must be room for what one of them holds, and removing it makes that room again.
+
+    Returns:
+        What the disk had no room for, which stays in the journal; ``None`` if all is in the segments.
     """
     writes: list[SegmentWrite] = []
     for key, recovered in plan.streams.items():
@@ -318,16 +337,45 @@ def apply_recovery(disk: Disk, layout: Layout, plan: RecoveryPlan, writer: Segme
         _secure_names_and_seals(disk, layout, plan)  # first: a new seal must not outlive the name of its segment
     _write(writer, writes)
     files = _trim_journal(disk, plan)
-    for path, last_seq in files:
-        _write(writer, _place_missing(plan, last_seq))
-        if path is not files[-1][0]:
-            writer.checkpoint(max(last_seq, plan.checkpoint_seq))
-            disk.remove(path)
-    writer.checkpoint(plan.last_seq)
-    for path, _ in files[-1:]:
+    for at, (path, last_seq) in enumerate(files):
+        firsts = [found.missing[0].info.seq for found in plan.streams.values() if found.missing]
+        flushed_seq = min(firsts, default=plan.last_seq + 1) - 1
+        writes = _place_missing(plan, last_seq)
+        try:
+            _write(writer, writes)
+            writer.checkpoint(plan.last_seq if at == len(files) - 1 else max(last_seq, plan.checkpoint_seq))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            return _leave(disk, plan, flushed_seq, [_unflushed(writes, last_seq)], files[at:])
         disk.remove(path)
+    if not files:
+        writer.checkpoint(plan.last_seq)
     if plan.journal_files:
         disk.sync_folder(layout.journal)
+    return None
+
+
+def _leave(
+    disk: Disk, plan: RecoveryPlan, flushed_seq: int, unflushed: list[Unflushed], files: list[tuple[Path, int]]
+) -> Unmoved:
+    """Leave these files in the journal; the next commits follow them."""
+    unflushed += [_unflushed(_place_missing(plan, last_seq), last_seq) for _, last_seq in files[len(unflushed) :]]
+    for path, _ in files:
+        # What was cut off must not come back with a power cut: its seqs are given out again.
+        file = disk.open(path, write=True)
+        try:
+            sync_for_good(disk, [file], path)
+        finally:
+            file.close()
+    disk.sync_folder(files[0][0].parent)
+    lines = [line for frame in plan.frames for line in frame.lines if line.info.seq > flushed_seq]
+    return Unmoved(flushed_seq, lines, unflushed, files)
+
+
+def _unflushed(writes: list[SegmentWrite], seq: int) -> Unflushed:
+    size = sum(len(line) for write in writes for line in write.lines)
+    return Unflushed(writes, size, seq, size + len(writes) * _ROOM_PER_WRITE_BYTES)
 
 
 def _write(writer: SegmentWriter, writes: list[SegmentWrite]) -> None:

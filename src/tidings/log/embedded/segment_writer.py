@@ -12,17 +12,19 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from typing import Final, NamedTuple, Protocol
 
+from ..errors import StorageFull
 from .checkpoint import append_seal_line, encode_seal, save_checkpoint
 from .disk import Disk, File, SerialExecutor, sync_for_good
 from .duplicates import Duplicates
 from .index import Index, IndexEntry
 from .journal import Journal
 from .layout import Layout, StreamKey
+from .reserve import Reserve, SegmentRoom
 from .state import LogState, Segment, SegmentWrite
 
 _OPEN_FILES_MAX: Final = 256
@@ -232,17 +234,31 @@ class SegmentWriter:
 
 _DELAY_S: Final = 0.02
 _BYTES: Final = 1 << 20
+_STEP_BYTES_MIN: Final = 1 << 20
+
+
+class Unflushed(NamedTuple):
+    """Committed lines up to ``seq`` that the segments lack, and the room that was promised for them."""
+
+    writes: list[SegmentWrite]
+    size: int
+    seq: int
+    room: int
+
+
 _INDEX_DELAY_S: Final = 1.0
 _INDEX_ENTRIES: Final = 20_000
 
 
 class FlushScheduler:
     """
-    Drives the segment writer, one job at a time.
+    Drives the segment writer, one job at a time. A job moves at most what the reserve has room for; if more waits, it ends with
+    a checkpoint, so that a journal file can go before the next is moved.
 
     Args:
+        reserve, room: What is promised to commits.
         delay_s: How long lines may wait for more; 0 to flush at once.
-        on_flushed: Told after each job that went well, with whether it was a checkpoint, and what there is no room for.
+        on_flushed: Called after each job that went well, with whether it was a checkpoint, and what there is no room for.
         on_failed: Told what went wrong; nothing more is flushed until ``schedule`` is called again.
     """
 
@@ -254,9 +270,10 @@ class FlushScheduler:
         state: LogState,
         duplicates: Duplicates,
         *,
-        checkpoint_bytes: int,
+        reserve: Reserve,
+        room: SegmentRoom | None,
         delay_s: float | None = None,
-        on_flushed: Callable[[bool, str | None], None],
+        on_flushed: Callable[[bool, StorageFull | None], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -265,11 +282,12 @@ class FlushScheduler:
         self._journal = journal
         self._state = state
         self._duplicates = duplicates
-        self._checkpoint_bytes = checkpoint_bytes
+        self._reserve = reserve
+        self._room = room
         self._delay_s = _DELAY_S if delay_s is None else delay_s
         self._on_flushed = on_flushed
         self._on_failed = on_failed
-        self._writes: list[SegmentWrite] = []
+        self._unflushed: deque[Unflushed] = deque()
         self._bytes = 0
         self._seq = state.committed_seq
         """The highest seq among what was added."""
@@ -284,21 +302,21 @@ class FlushScheduler:
         self.needs_spare = False
         """Whether it was the journal that found no room: then there is room when a new file fits."""
 
-    def add(self, writes: list[SegmentWrite], size: int, seq: int) -> None:
-        """Committed (and synced) lines, up to ``seq``."""
-        self._writes += writes
+    def add(self, writes: list[SegmentWrite], size: int, seq: int, room: int = 0) -> None:
+        """Committed (and synced) lines, up to ``seq``, with the room that was promised for them."""
+        self._unflushed.append(Unflushed(writes, size, seq, room))
         self._bytes += size
         self._seq = seq
 
     @property
     def has_work(self) -> bool:
         """Whether lines wait, or a checkpoint is due."""
-        return bool(self._writes) or self.is_checkpoint_due
+        return bool(self._unflushed) or self.is_checkpoint_due
 
     @property
     def has_lines(self) -> bool:
         """Whether lines wait."""
-        return bool(self._writes)
+        return bool(self._unflushed)
 
     def schedule(self, *, now: bool = False) -> None:
         """Flush soon, or now."""
@@ -312,17 +330,22 @@ class FlushScheduler:
             self._timer = self._loop.call_later(self._delay_s, self.flush)
 
     def flush(self) -> None:
-        """Start a job with all that waits, unless one is running."""
+        """Start a job, unless one is running."""
         self._timer = None
         if self.is_busy or self._is_stopped:
             return
-        journal, segment_writer, state = self._journal, self._segment_writer, self._state
-        writes, self._writes = self._writes, []
-        size, self._bytes = self._bytes, 0
-        seq = self._seq
+        journal, segment_writer, state, room = self._journal, self._segment_writer, self._state, self._room
+        taken = self._take_step()
+        writes = taken[0].writes if len(taken) == 1 else [write for each in taken for write in each.writes]
+        size = sum(each.size for each in taken)
+        self._bytes -= size
+        seq = taken[-1].seq if self._unflushed else self._seq
         self._since_checkpoint_bytes += size
         is_checkpoint = (
-            self.is_checkpoint_due or journal.is_tight or self._since_checkpoint_bytes >= self._checkpoint_bytes
+            self.is_checkpoint_due
+            or bool(self._unflushed)
+            or journal.is_tight
+            or self._since_checkpoint_bytes >= journal.file_bytes * 3 // 4
         )
         is_index = self.is_index_due or is_checkpoint or len(state.unindexed) >= _INDEX_ENTRIES
         entries: list[IndexEntry] = []
@@ -332,16 +355,23 @@ class FlushScheduler:
             self._index_timer = self._loop.call_later(_INDEX_DELAY_S, self._feed_index)
         is_spare_due = self.needs_spare or journal.wants_spare
         flushed: list[FlushedSegment] = []
-        full_path: str | None = None
+        is_settled = False
+        full: StorageFull | None = None
 
         def job() -> None:
-            nonlocal full_path
+            nonlocal full, is_settled
             flushed.extend(segment_writer.write(writes))
+            is_settled = True
+            if room is not None:
+                room.settle(sum(each.room for each in taken))
             if is_checkpoint:
                 segment_writer.checkpoint(seq)
+                journal.checkpointed_seq = seq
+                if room is not None:
+                    room.give_back()
             if is_index:
                 segment_writer.feed_index(entries, seq)
-            full_path = journal.ensure_space(needs_spare=is_spare_due)
+            full = journal.ensure_space(needs_spare=is_spare_due)
 
         def done(error: BaseException | None) -> None:
             self.is_busy = False
@@ -351,10 +381,11 @@ class FlushScheduler:
                 segment.digest = digest or segment.digest
             if error is None:
                 self._take_in(seq, len(entries), is_checkpoint=is_checkpoint, is_index=is_index)
-                self.needs_spare = is_spare_due and full_path is not None
-                self._on_flushed(is_checkpoint, full_path)
+                self.needs_spare = is_spare_due and full is not None
+                self._on_flushed(is_checkpoint, full)
             else:
-                self._writes = writes + self._writes
+                again = [each._replace(room=0) for each in taken] if is_settled else taken
+                self._unflushed.extendleft(reversed(again))
                 self._bytes += size
                 self._on_failed(error)
             self._wake()
@@ -362,13 +393,27 @@ class FlushScheduler:
         self.is_busy = True
         self._executor.run(job, done)
 
+    def _take_step(self) -> list[Unflushed]:
+        """Take what one job moves: at most what the reserve has room for, or one commit that is larger."""
+        unflushed = self._unflushed
+        step_bytes = max(_STEP_BYTES_MIN, self._reserve.for_segments())
+        if self._bytes <= step_bytes:
+            taken = list(unflushed)
+            unflushed.clear()
+            return taken
+        taken = [unflushed.popleft()]
+        size = taken[0].size
+        while unflushed and size + unflushed[0].size <= step_bytes:
+            taken.append(unflushed.popleft())
+            size += taken[-1].size
+        return taken
+
     def _take_in(self, seq: int, entry_count: int, *, is_checkpoint: bool, is_index: bool) -> None:
         state = self._state
         state.flushed_seq = seq
         if is_checkpoint:
             self._since_checkpoint_bytes = 0
             self.is_checkpoint_due = False
-            self._journal.checkpointed_seq = seq
         if is_index:
             self.is_index_due = False
             self._duplicates.forget(state.unindexed[:entry_count])

@@ -18,7 +18,7 @@ import logging
 from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 from tidings.core.clock import Clock, format_utc
 from tidings.core.errors import TidingsError
@@ -66,13 +66,13 @@ class WriteStatus:
         """Accept nothing more; a reason that was there before stays."""
         self.refusal = self.refusal or LogClosed
 
-    def note_full(self, path: str) -> bool:
+    def note_full(self, cause: StorageFull) -> bool:
         """There is no room on the disk; whether that is news."""
         if self.is_full:
             return False
         self.is_full = True
-        self.refusal = self.refusal or (lambda: StorageFull(path))
-        logger.error("no space left for the log (%s): events are refused until there is room", path)
+        self.refusal = self.refusal or same_error(cause)
+        logger.error("%s: events are refused until there is room", cause)
         return True
 
     def note_room(self, *, is_closing: bool) -> None:
@@ -91,6 +91,11 @@ class WriteStatus:
         self.is_index_damaged = self.is_index_damaged or isinstance(error, IndexDamaged)
         self.refusal = lambda: LogFenced(cause)
         return self.refusal
+
+
+def same_error(cause: StorageFull) -> Callable[[], StorageFull]:
+    """Make errors that say the same: each caller gets one of its own."""
+    return lambda: StorageFull(cause.path, cause.problem, cause.hint)
 
 
 class TopicBatch:
@@ -124,6 +129,7 @@ class CommitBatch:
         "future",
         "is_from_reserve",
         "lines",
+        "room",
         "shares",
         "size",
         "verdicts",
@@ -143,6 +149,8 @@ class CommitBatch:
         self.failure: Callable[[], TidingsError] | None = None
         self.is_from_reserve = False
         """Whether its commit may have room from the reserve."""
+        self.room: RoomNeed | None = None
+        """What its lines take in the segments, once encoded."""
         self.future: asyncio.Future[None] = loop.create_future()
 
     @property
@@ -183,6 +191,69 @@ class CommitBatch:
         if self.future.done():  # cancelled by a waiter in this very tick
             self.future = self.future.get_loop().create_future()
         self.future.set_result(None)
+
+
+class RoomNeed(NamedTuple):
+    """The room that lines take in the segments, in whole blocks, and the number of files that they may begin."""
+
+    size: int
+    files: int
+
+
+class RoomPlanner:
+    """
+    Works out ``RoomNeed``; in the loop's thread.
+
+    Args:
+        state, settings: Where the segments end, and how long they get.
+        block_bytes: Files take room in blocks of this size.
+    """
+
+    __slots__ = ("_block", "_ends", "_settings", "_state")
+
+    def __init__(self, state: LogState, settings: LogSettings, block_bytes: int) -> None:
+        self._state = state
+        self._settings = settings
+        self._block = block_bytes
+        self._ends: dict[tuple[str, str | None], tuple[int, int]] = {}
+        """The bytes and lines of each stream's open segment, with what is promised and not placed yet."""
+
+    def need_of(self, batch: CommitBatch) -> RoomNeed:
+        """The room that an encoded batch takes."""
+        size = files = 0
+        for share in batch.shares.values():
+            if not share.spaces:
+                more, begun = self._add(share.topic.name, None, share.size, len(share.lines))
+                size, files = size + more, files + begun
+                continue
+            by_space: dict[str, tuple[int, int]] = {}
+            for space_id, line in zip(share.spaces, share.lines, strict=True):
+                held, lines = by_space.get(space_id, (0, 0))
+                by_space[space_id] = held + len(line), lines + 1
+            for space_id, (held, lines) in by_space.items():
+                more, begun = self._add(share.topic.name, space_id, held, lines)
+                size, files = size + more, files + begun
+        return RoomNeed(size, files)
+
+    def _add(self, topic: str, space_id: str | None, size: int, lines: int) -> tuple[int, int]:
+        key, block, settings = (topic, space_id), self._block, self._settings
+        end = self._ends.get(key)
+        if end is None:
+            streams = self._state.topics[topic].streams
+            last = streams[space_id].segments[-1] if space_id in streams and streams[space_id].segments else None
+            end = (last.size_bytes, last.lines) if last is not None and not last.is_sealed else (0, 0)
+        held, held_lines = end
+        if (
+            held_lines
+            and held_lines + lines <= settings.segment_lines_max
+            and held + size <= settings.segment_bytes_max
+        ):
+            self._ends[key] = held + size, held_lines + lines
+            return (-(-(held + size) // block) + -held // block) * block, 0
+        # New segments: a block for the name of each, one for its last part; and one, as where they begin is not known here.
+        files = 1 + lines // settings.segment_lines_max + 2 * size // settings.segment_bytes_max
+        self._ends[key] = min(size, settings.segment_bytes_max), min(lines, settings.segment_lines_max)
+        return (-(-size // block) + 2 * files + 1) * block, files
 
 
 class BatchRange:
@@ -359,12 +430,14 @@ class UnsyncedCommits:
         self._on_due = on_due
         self._is_timer_set = False
         self.writes: list[SegmentWrite] = []
+        self._room = 0
         self.is_wanted = False
         """Whether the next job of the commit thread is to be a sync."""
 
-    def add(self, writes: list[SegmentWrite]) -> None:
-        """Lines that were committed."""
+    def add(self, writes: list[SegmentWrite], room: int) -> None:
+        """Lines that were committed, and the room that was promised for them."""
         self.writes += writes
+        self._room += room
         if not self._is_timer_set:
             self._is_timer_set = True
             self._loop.call_later(self._interval_s, self._ring)
@@ -374,7 +447,8 @@ class UnsyncedCommits:
         self.is_wanted = True
         self._on_due()
 
-    def take(self) -> tuple[list[SegmentWrite], int]:
-        """All lines, which are synced now, and their size in bytes."""
+    def take(self) -> tuple[list[SegmentWrite], int, int]:
+        """All lines, which are synced now, their size in bytes, and the room that was promised for them."""
         writes, self.writes = self.writes, []
-        return writes, sum(len(line) for write in writes for line in write.lines)
+        room, self._room = self._room, 0
+        return writes, sum(len(line) for write in writes for line in write.lines), room
