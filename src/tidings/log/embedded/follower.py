@@ -25,7 +25,7 @@ from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.events import Event
 
 from ..encryption import Encryptor
-from ..errors import LogClosed, ReadOnlyLog, WorkspaceBusy
+from ..errors import CorruptLog, EpochMismatch, LogClosed, ReadOnlyLog, WorkspaceBusy
 from ..interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, TopicInfo, Verdict
 from ..retention import Holders, RetentionPlan
 from ..segment import Head
@@ -86,7 +86,10 @@ class FollowerLog:
         self._lock = asyncio.Lock()
         """Held while refreshing or reading: the state must not change under a reader."""
         self._is_closed = False
+        self._index_covers = 0
+        """The seq that the index covered when it was last asked."""
         self._load()
+        self._index_covers = self._index.covers
 
     def _open_index(self, epoch: str) -> Index:
         if not self._disk.exists(self._layout.index):
@@ -181,7 +184,30 @@ class FollowerLog:
     # Reading what is new
 
     def refresh(self) -> None:
-        """Add what the writer has written since. Called from one thread at a time."""
+        """
+        Add what the writer has written since. Called from one thread at a time.
+
+        Raises:
+            EpochMismatch: The log was repaired, and its records are others now.
+            CorruptLog: Acknowledged data is lost or altered.
+        """
+        try:
+            try:
+                self._read_files()
+            except CorruptLog:
+                self._read_files()  # files come and go while they are listed: it is damage only if it stays
+        except (CorruptLog, WorkspaceBusy):
+            self._refuse_other_life()
+            raise
+        # Afterwards: a repair names the new epoch before it changes any other file.
+        self._refuse_other_life()
+
+    def _refuse_other_life(self) -> None:
+        epoch = self._layout.read_meta(self._disk).epoch
+        if epoch != self._state.epoch:
+            raise EpochMismatch(self._state.epoch, epoch)
+
+    def _read_files(self) -> None:
         # Before the files: what a later checkpoint covers may not have been there when they were read.
         covered_seq = read_checkpoint(self._disk, self._layout).seq
         for key, numbers in self._layout.segments(self._disk).items():
@@ -198,15 +224,21 @@ class FollowerLog:
             self._ahead = {seq for seq in self._ahead if seq > covered_seq}
         if state.recent.lines and covered_seq >= state.recent.first_seq + len(state.recent.lines) - 1:
             self._forget_memory()
-        covers = self._index.covers
-        if state.unindexed and state.unindexed[0].seq <= covers:
-            state.unindexed = [entry for entry in state.unindexed if entry.seq > covers]
+        self._follow_index()
         while state.committed_seq + 1 in self._ahead:
             state.committed_seq += 1
             self._ahead.discard(state.committed_seq)
         if not state.recent.lines:
             state.flushed_seq = state.committed_seq
             state.recent.first_seq = state.committed_seq + 1
+
+    def _follow_index(self) -> None:
+        state, covers = self._state, self._index.covers
+        if covers < self._index_covers:  # the writer has begun it anew
+            self._add_unindexed(seq_from=covers + 1)
+        self._index_covers = covers
+        if state.unindexed and state.unindexed[0].seq <= covers:
+            state.unindexed = [entry for entry in state.unindexed if entry.seq > covers]
 
     def _remove_dropped(self, stream: Stream) -> None:
         """Retention has dropped segments; also ones that this follower never saw."""
@@ -239,6 +271,11 @@ class FollowerLog:
         path, start = self._layout.segment(key, number), segment.flushed_bytes
         before = Head(stream.last_offset, stream.last_seq, "")
         report = read_segment(self._disk, path, key, before, is_flat=self._is_flat, start=start, seen=self._note_lines)
+        if report.is_missing:
+            self._remove_dropped(stream)
+            if number >= stream.next_number or (stream.segments and stream.segments[-1].number == number):
+                raise CorruptLog(path, start, "the segment is missing, and no seal says that it was dropped")
+            return
         if report.good_lines:
             segment.grow(report.good_lines, report.good_bytes - start, report.first, report.good_last, ())
             segment.partitions |= report.partitions
@@ -296,7 +333,11 @@ class FollowerLog:
         self._refuse_closed()
         async with self._lock:
             await self._offload(self.refresh)
-            return await self._read(query, limit, bytes_max)
+            page = await self._read(query, limit, bytes_max)
+            await self._offload(
+                self._refuse_other_life
+            )  # a repair meanwhile may have changed the files under the reader
+            return page
 
     async def _read(self, query: Query, limit: int, bytes_max: int) -> Page:
         shown = self._state.committed_seq

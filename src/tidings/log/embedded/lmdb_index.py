@@ -272,6 +272,8 @@ class LmdbIndex:
                 opened = self._open_store()
             except FileNotFoundError:
                 return  # replaced at this very moment; the next call sees the new ones
+            except WorkspaceBusy:
+                opened = "this process writes it"  # which has begun it anew: LMDB allows one handle only
             if isinstance(opened, str):
                 self.was_reset, self._refused = opened, mark
             else:
