@@ -13,6 +13,7 @@ from tidings.testing.node import RunningNode
 from tidings.types import Ack, ReceivedEvent
 
 from .api_support import api, check, event, until
+from .node_support import until_answered
 
 STRUCTURED = {"content-type": "application/cloudevents+json"}
 
@@ -119,3 +120,52 @@ async def test_a_caller_sees_which_spaces_its_token_names(tmp_path: Path) -> Non
         me = (await alice.get("/v1/whoami")).json()
 
     assert (me["spaces"], me["space_prefixes"]) == (["home"], ["team:"])
+
+
+@pytest.mark.parametrize("by", ["claim", "revocation", "policy", "partition claim"])
+async def test_figures_of_a_topic_and_its_groups_tell_nothing_of_other_spaces(tmp_path: Path, by: str) -> None:
+    """An event in a space that a reader may not read changes nothing of what it is shown; who may read all is shown the figures."""
+    async with api(tmp_path) as (node, root):
+        await node.services.bus.subscribe("demo", "g", _acknowledge)
+        claims: dict[str, Any] = {"topics": ["demo"]}
+        match by:
+            case "claim":
+                claims["spaces"] = ["home"]
+            case "partition claim":
+                claims["partitions"] = ["p1"]
+            case "revocation":
+                change = {"subject": "alice", "action": "read", "resource": "space:vault"}
+                assert (await root.post("/v1/access/revocations", json=change)).status_code == 201
+            case "policy":
+                text = 'forbid (principal == Subject::"alice", action, resource == Space::"vault");'
+                put = await root.post("/v1/access/policies", json={"policy_id": "a", "text": text})
+                assert put.status_code == 201
+        await root.post("/v1/events", json=event(1, space_id="home"))
+
+        async def shown(headers: dict[str, str]) -> list[Any]:
+            paths = ("/v1/topics", "/v1/topics/demo", "/v1/groups", "/v1/groups/demo/g")
+            async with httpx.AsyncClient(
+                base_url=node.url, headers=headers, event_hooks={"response": [check]}
+            ) as reader:
+                answers = [(await reader.get(path)).json() for path in paths]
+            answers[0].pop("seq")
+            return answers
+
+        alice, bob = node.headers("alice", **claims), node.headers("bob", topics=["demo"])
+        before, before_bob = await shown(alice), await shown(bob)
+        await root.post("/v1/events", json=event(2, space_id="vault", partitions=["p2"]))
+        report = "demo", "g"
+        await until_answered(lambda: _lag(node, *report), 0)
+        after, after_bob = await shown(alice), await shown(bob)
+
+    assert after == before
+    assert (before_bob[1]["next_offset"], after_bob[1]["next_offset"]) == (1, 2)
+    assert after_bob[3]["next_offset"] == 2
+
+
+async def _acknowledge(_: ReceivedEvent) -> Ack:
+    return Ack()
+
+
+async def _lag(node: RunningNode, topic: str, group: str) -> int | None:
+    return (await node.services.bus.admin.report(topic, group)).lag

@@ -62,6 +62,9 @@ class Rule(NamedTuple):
     seq: int
 
 
+_WITHIN_TOPICS: Final = (ResourceKind.SPACE, ResourceKind.PARTITION, ResourceKind.PROJECT)
+
+
 class SubjectRules:
     """
     The rules of one subject.
@@ -69,7 +72,7 @@ class SubjectRules:
     A rule is kept as its seq, below zero for a revocation, so that the last of several is the one with the largest size.
     """
 
-    __slots__ = ("_exact", "_prefixes", "is_revoked", "prefix_count", "rule_count", "seq")
+    __slots__ = ("_exact", "_prefixes", "is_revoked", "prefix_count", "revoked_within", "rule_count", "seq")
 
     def __init__(self) -> None:
         self._exact: dict[tuple[Action, ResourceKind, str], int] = {}
@@ -78,6 +81,8 @@ class SubjectRules:
         """The subject as a whole was revoked."""
         self.rule_count = 0
         self.prefix_count = 0
+        self.revoked_within: set[tuple[Action, ResourcePattern]] = set()
+        """Revocations of spaces, partitions and projects: what they hide is within topics."""
         self.seq = 0
         """The last record about this subject."""
 
@@ -93,6 +98,8 @@ class SubjectRules:
             self.rule_count += 1
             self.prefix_count += pattern.match == "prefix"
         signed = seq if is_grant else -seq
+        if pattern.kind in _WITHIN_TOPICS:
+            (self.revoked_within.discard if is_grant else self.revoked_within.add)((action, pattern))
         if pattern.match == "prefix":
             self._prefixes.setdefault((action, pattern.kind), {})[pattern.name] = signed
         else:
@@ -143,7 +150,7 @@ class Capsule:
     Made by ``AccessBook.capsule``.
     """
 
-    __slots__ = ("_book", "_count_max", "_decisions", "_marks", "_version", "context")
+    __slots__ = ("_book", "_count_max", "_decisions", "_marks", "_sees_whole_topics", "_version", "context")
 
     def __init__(self, book: AccessBook, context: OperationContext, *, decisions_count_max: int) -> None:
         self.context = context
@@ -152,6 +159,7 @@ class Capsule:
         self._decisions: dict[tuple[Action, Resource], Literal["allowed", "forbidden", "not_permitted"]] = {}
         self._version = book.version
         self._marks = book.marks(context)
+        self._sees_whole_topics: bool | None = None
 
     def allows(self, action: Action, resource: Resource) -> bool:
         """Whether this may be done, as of the last access record applied to the book."""
@@ -232,6 +240,33 @@ class Capsule:
                 await asyncio.sleep(0)
                 slicing = Slicing(self._book)
 
+    async def sees_whole_topics(self) -> bool:
+        """
+        Return whether nothing within a topic that it may read is hidden from it: no space, partition or project.
+
+        Where that is not certain the answer is no.
+        """
+        if self._version != self._book.version:
+            self._catch_up()
+        if self._sees_whole_topics is None:
+            marks, is_whole = self._marks, await self._find_whether_whole()
+            if self._book.marks(self.context) != marks:
+                return False
+            self._sees_whole_topics = is_whole
+        return self._sees_whole_topics
+
+    async def _find_whether_whole(self) -> bool:
+        names = self._book.samples()
+        bound = any(self.context.claims.binds(kind) for kind in _WITHIN_TOPICS)
+        if bound or names is None or self._book.is_revoked_within(self.context.subject, Action.READ):
+            return False
+        resources = [Resource(kind, normal(name)) for kind in _WITHIN_TOPICS for name in names]
+        await self.decide_ahead((Action.READ, each) for each in resources)
+        return all(
+            self.allows(Action.READ, each) if each.kind is ResourceKind.SPACE else not self.forbids(Action.READ, each)
+            for each in resources
+        )
+
     def explain(self, action: Action, resource: Resource) -> Explanation:
         """Why ``allows`` answers as it does."""
         return self._book.explain(self.context, action, _in_normal_form(resource))
@@ -254,6 +289,7 @@ class Capsule:
         marks = self._book.marks(self.context)
         if marks != self._marks:
             self._decisions.clear()
+            self._sees_whole_topics = None
             self._marks = marks
         self._version = self._book.version
 
@@ -540,6 +576,17 @@ class AccessBook:
             reasons=decision.reasons,
             errors=decision.errors,
         )
+
+    def samples(self) -> list[str] | None:
+        """Names of which the policies in force decide differently; ``None`` if that is not known, or they cannot be used."""
+        try:
+            return self._policies_in_force().distinctions.samples
+        except InvalidPolicy:
+            return None
+
+    def is_revoked_within(self, subject: str, action: Action) -> bool:
+        """Return whether a space, partition or project was revoked from a subject."""
+        return any(revoked == action for revoked, _ in self._rules.get(subject, _NOBODY).revoked_within)
 
     def _policies_in_force(self) -> PolicySet:
         if self._policy_set is None:

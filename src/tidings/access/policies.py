@@ -176,6 +176,16 @@ class Distinctions:
         self.literals = frozenset(literals)
         self._patterns = tuple(sorted(patterns))
 
+    @property
+    def samples(self) -> list[str] | None:
+        """Names of which the policies decide differently: each literal, one for each pattern, and another; ``None`` if that is not known."""
+        if self.literals is None:
+            return None
+        other = "other"
+        while other in self.literals:
+            other += "'"
+        return [*sorted(self.literals), *("".join(parts) for parts in self._patterns), other]
+
     def class_of(self, name: str) -> str | int:
         """Return the name itself if a policy mentions it, otherwise the set of patterns that it matches."""
         if self.literals is None or name in self.literals:
@@ -338,7 +348,7 @@ class PolicySet:
             raise InvalidPolicy((str(error),)) from error
         if len(self._set) != len(self._names):
             raise InvalidPolicy(("together they hold other statements than each by itself",))
-        self._distinctions = Distinctions(policy.text for policy in everything.values())
+        self.distinctions = Distinctions(policy.text for policy in everything.values())
         self._decisions: dict[Any, PolicyDecision] = {}
         self._bearers: dict[Any, _Bearer] = {}
         self.evaluation_count = 0
@@ -369,7 +379,7 @@ class PolicySet:
             names = (context.subject, context.client_id or "", *context.claims.roles)
             if not all(map(_is_encodable, names)):
                 return None
-            class_of, literals = self._distinctions.class_of, self._distinctions.literals
+            class_of, literals = self.distinctions.class_of, self.distinctions.literals
             key = (
                 class_of(context.subject),
                 None if context.client_id is None else class_of(context.client_id),
@@ -385,7 +395,7 @@ class PolicySet:
     def _class_of(self, bearer: _Bearer, resource: Resource) -> tuple[Any, ...]:
         """Return what the policies can see of a resource: its kind, the classes of its names, and which of them equal the bearer's."""
         kind, name = resource
-        class_of, subject, client_id = self._distinctions.class_of, bearer.subject, bearer.client_id
+        class_of, subject, client_id = self.distinctions.class_of, bearer.subject, bearer.client_id
         if kind != ResourceKind.GROUP:
             return (kind, class_of(name), name == subject, name == client_id)
         topic_name, _, group = name.partition("/")

@@ -45,35 +45,39 @@ _NAMED_COUNT_MAX: Final = 10
 
 
 class GroupReport(msgspec.Struct, frozen=True, kw_only=True):
-    """One group, for operators: what HTTP answers and the command line shows. What cannot be known is ``None``."""
+    """
+    One group, for operators: what HTTP answers and the command line shows. What cannot be known is ``None``.
+
+    Its counts are of all events of the topic, so a node gives none of them to a caller who may not read all of the topic.
+    """
 
     topic: str
     group: str
     state: GroupState
     committed: int | None
     """The last offset up to which everything is acknowledged."""
-    next_offset: int
+    next_offset: int | None
     """The topic's: the offset that its next event will get."""
     lag: int | None
     """How many events are not acknowledged."""
-    acknowledged_early: int
+    acknowledged_early: int | None
     """How many events are acknowledged beyond the first that is not."""
-    failed_attempts: int
+    failed_attempts: int | None
     """Of events that will be tried again."""
     paused: bool
     oldest_unacked_age_s: float | None
     """Since the oldest event that is not acknowledged was written."""
-    dead_letters: int
+    dead_letters: int | None
     """How many of its events were given up on, and neither redriven nor dropped since."""
     problem: str | None
     members: int | None = None
     """Who shares it, here and at the other end of connections; unknown if a handler has it to itself, or no bus is looked at."""
-    handling: int = 0
+    handling: int | None = 0
     """Events that are with a handler, here or at the other end of a connection."""
-    delivered: int = 0
-    acked: int = 0
-    retried: int = 0
-    dead_lettered: int = 0
+    delivered: int | None = 0
+    acked: int | None = 0
+    retried: int | None = 0
+    dead_lettered: int | None = 0
     """Counted since the group was last started."""
 
 

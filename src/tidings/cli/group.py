@@ -258,12 +258,12 @@ def _row(report: GroupReport) -> tuple[object, ...]:
         report.group,
         report.state,
         _or_dash(report.committed),
-        report.next_offset,
+        _or_dash(report.next_offset),
         _or_dash(report.lag),
-        report.acknowledged_early,
-        report.failed_attempts,
+        _or_dash(report.acknowledged_early),
+        _or_dash(report.failed_attempts),
         _age(report.oldest_unacked_age_s),
-        report.dead_letters,
+        _or_dash(report.dead_letters),
     )
 
 
@@ -273,11 +273,11 @@ def _lines(report: GroupDetails) -> list[tuple[str, Any]]:
         ("state", report.state),
         *([("problem", report.problem)] if report.problem is not None else []),
         ("committed", _or_dash(report.committed)),
-        ("topic's next offset", report.next_offset),
+        ("topic's next offset", _or_dash(report.next_offset)),
         ("lag", _or_dash(report.lag)),
         ("acknowledged early", ranges),
         ("oldest unacked", _age(report.oldest_unacked_age_s)),
-        ("dead letters", report.dead_letters),
+        ("dead letters", _or_dash(report.dead_letters)),
     ]
 
 

@@ -87,13 +87,26 @@ def _is_token_refused(error: TidingsError) -> bool:
 
 
 class _Topic(msgspec.Struct, frozen=True):
+    """A topic as the node shows it; the figures are null if the token may not read all of it."""
+
     topic: str
-    first_offset: int
-    next_offset: int
-    first_seq: int
-    last_seq: int
-    size_bytes: int
+    first_offset: int | None
+    next_offset: int | None
+    first_seq: int | None
+    last_seq: int | None
+    size_bytes: int | None
     segments: tuple[SegmentInfo, ...] = ()
+
+    def info(self) -> TopicInfo:
+        return TopicInfo(
+            self.topic,
+            self.first_offset or 0,
+            self.next_offset or 0,
+            self.first_seq or 0,
+            self.last_seq or 0,
+            self.size_bytes or 0,
+            self.segments,
+        )
 
 
 class _Topics(msgspec.Struct, frozen=True):
@@ -125,7 +138,7 @@ class NodeLog:
 
     def __init__(self, node: NodeTarget, found: _Topics) -> None:
         self._node = node
-        self._topics = {each.topic: TopicInfo(*msgspec.structs.astuple(each)) for each in found.topics}
+        self._topics = {each.topic: each.info() for each in found.topics}
         self.position = Position(found.epoch, found.seq)
         """As of the node's last answer."""
 

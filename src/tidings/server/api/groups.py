@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final, Literal, TypeVar
 
 import msgspec
 from starlette.responses import Response
@@ -14,6 +14,20 @@ from tidings.wire.events import time_of
 
 from ..errors import BadRequest
 from .operations import JSON, ApiOperation, Call, json_answer
+
+_Report = TypeVar("_Report", bound=GroupReport)
+_COUNTS: Final = (
+    *(
+        "committed",
+        "next_offset",
+        "lag",
+        "acknowledged_early",
+        "failed_attempts",
+        "oldest_unacked_age_s",
+        "dead_letters",
+    ),
+    *("handling", "delivered", "acked", "retried", "dead_lettered"),
+)
 
 
 class GroupsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -57,6 +71,8 @@ async def list_groups(call: Call) -> Response:
     reports = await services.bus.admin.reports(
         wanted, may_read=lambda name: call.capsule.allows(Action.READ, topic(name))
     )
+    if not await call.capsule.sees_whole_topics():
+        reports = [_without_counts(report) for report in reports]
     return json_answer(GroupList(groups=reports))
 
 
@@ -64,7 +80,15 @@ async def show_group(call: Call) -> Response:
     """One group."""
     name, group = _names(call)
     call.capsule.require(Action.READ, topic(name))
-    return json_answer(await call.api.services.bus.admin.report(name, group))
+    report = await call.api.services.bus.admin.report(name, group)
+    if not await call.capsule.sees_whole_topics():
+        report = msgspec.structs.replace(_without_counts(report), acknowledged_ranges=[], failed_attempts_by_offset={})
+    return json_answer(report)
+
+
+def _without_counts(report: _Report) -> _Report:
+    """The group's state, for a caller who may read part of its topic: the counts are of all of it."""
+    return msgspec.structs.replace(report, **dict.fromkeys(_COUNTS))
 
 
 async def pause(call: Call) -> Response:

@@ -21,15 +21,19 @@ from .operations import JSON, ApiOperation, Call, json_answer
 
 
 class TopicOut(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic's bounds. An empty one has ``first_offset == next_offset``."""
+    """
+    A topic's bounds. An empty one has ``first_offset == next_offset``.
+
+    They count all events of the topic, so they are null for a caller who may not read all of its spaces, partitions and projects.
+    """
 
     topic: str
-    first_offset: int
-    next_offset: int
-    first_seq: int
-    last_seq: int
-    size_bytes: int
-    segment_count: int
+    first_offset: int | None
+    next_offset: int | None
+    first_seq: int | None
+    last_seq: int | None
+    size_bytes: int | None
+    segment_count: int | None
     groups: list[str]
     """The durable groups that have a place in it."""
     segments: list[SegmentInfo] | msgspec.UnsetType = msgspec.UNSET
@@ -86,8 +90,9 @@ async def list_topics(call: Call) -> Response:
     """The topics, with their bounds."""
     log, query = call.api.services.log, call.query(TopicsQuery)
     groups = await _groups(call)
+    is_whole = await call.capsule.sees_whole_topics()
     shown = [
-        _shown(info, groups, call if query.segments else None)
+        _shown(info, groups, call if query.segments else None, is_whole=is_whole)
         for name, info in sorted(log.topics().items())
         if call.capsule.allows(Action.READ, topic(name))
     ]
@@ -101,7 +106,8 @@ async def show_topic(call: Call) -> Response:
     info = call.api.services.log.topics().get(name)
     if info is None:
         raise UnknownTopic(name)
-    return json_answer(_shown(info, await _groups(call)))
+    is_whole = await call.capsule.sees_whole_topics()
+    return json_answer(_shown(info, await _groups(call), is_whole=is_whole))
 
 
 async def drop_old(call: Call) -> Response:
@@ -121,16 +127,16 @@ async def _groups(call: Call) -> dict[str, list[str]]:
     return found
 
 
-def _shown(info: TopicInfo, groups: dict[str, list[str]], reader: Call | None = None) -> TopicOut:
-    """A topic; with its segments, as far as a reader may know of them."""
+def _shown(info: TopicInfo, groups: dict[str, list[str]], reader: Call | None = None, *, is_whole: bool) -> TopicOut:
+    """A topic; with its figures and segments, as far as a reader may know of them."""
     return TopicOut(
         topic=info.topic,
-        first_offset=info.first_offset,
-        next_offset=info.next_offset,
-        first_seq=info.first_seq,
-        last_seq=info.last_seq,
-        size_bytes=info.size_bytes,
-        segment_count=len(info.segments),
+        first_offset=info.first_offset if is_whole else None,
+        next_offset=info.next_offset if is_whole else None,
+        first_seq=info.first_seq if is_whole else None,
+        last_seq=info.last_seq if is_whole else None,
+        size_bytes=info.size_bytes if is_whole else None,
+        segment_count=len(info.segments) if is_whole else None,
         groups=groups.get(info.topic, []),
         segments=msgspec.UNSET
         if reader is None
