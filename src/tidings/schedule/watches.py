@@ -30,6 +30,8 @@ from .triggers import EDGE, Trigger, WatchMemory
 
 WATCH_SCHEME: Final = "evo-watch"
 """The scheme of the addressing ``<creator>/<watch_id>``."""
+UNFINISHED_COUNT_MAX: Final = 1000
+"""How many watches that were issued again or forgotten have firings under way; the outcome of the oldest is not emitted beyond that."""
 CANCELLED_COUNT_MAX: Final = 1000
 """How many watches are shown as cancelled; the oldest are forgotten first."""
 _SPEC_BYTES_MAX: Final = 64 * 1024
@@ -141,6 +143,7 @@ class _Frozen(msgspec.Struct, frozen=True):
     cancelled: list[WatchEntry]
     issued_count: int
     seq: int
+    unfinished: list[tuple[str, str, int, tuple[int, ...]]] = []
 
 
 class Watches:
@@ -155,18 +158,29 @@ class Watches:
         self.order: KeyOrder[WatchKey] = KeyOrder(ChainMap(self._entries, self._cancelled))
         """The keys of all, also of those cancelled of late."""
         self._counts: dict[str, int] = {}
+        self._unfinished: dict[tuple[str, str, int], tuple[int, ...]] = {}
+        """The firings under way of watches that were issued again or forgotten meanwhile, by creator, id and issue."""
         self.issued_count = 0
         self.seq = 0
         """The happening up to which everything that concerns a watch is in its entry."""
 
     def freeze(self) -> _Frozen:
-        return _Frozen(list(self._entries.values()), list(self._cancelled.values()), self.issued_count, self.seq)
+        return _Frozen(
+            list(self._entries.values()),
+            list(self._cancelled.values()),
+            self.issued_count,
+            self.seq,
+            [(*watch, firings) for watch, firings in self._unfinished.items()],
+        )
 
     def restore(self, frozen: _Frozen) -> None:
         for entry in frozen.entries:
             self.put(entry)
         self._cancelled.update((entry.key, entry) for entry in frozen.cancelled)
         self.issued_count, self.seq = frozen.issued_count, frozen.seq
+        self._unfinished.update(
+            ((creator, name, issue), firings) for creator, name, issue, firings in frozen.unfinished
+        )
 
     def active(self) -> Iterator[WatchEntry]:
         """Every watch that was not cancelled, in the order in which they were issued."""
@@ -207,8 +221,11 @@ class Watches:
 
     def put(self, entry: WatchEntry) -> None:
         """Add one, or replace the one of the same key."""
-        if self.get(entry.key) is None:
+        before = self.get(entry.key)
+        if before is None:
             self.order.changed(entry.key)
+        elif before.issue != entry.issue:
+            self._leave(before)
         if entry.is_cancelled:
             self._cancelled[entry.key] = entry
             return
@@ -226,8 +243,25 @@ class Watches:
         self._cancelled[key] = msgspec.structs.replace(entry, is_cancelled=True, memory=None)
         if len(self._cancelled) > CANCELLED_COUNT_MAX:
             first = next(iter(self._cancelled))
-            del self._cancelled[first]
+            self._leave(self._cancelled.pop(first))
             self.order.changed(first)
+
+    def _leave(self, entry: WatchEntry) -> None:
+        """Remember the firings under way of a watch that is kept no more."""
+        if entry.firings:
+            self._unfinished[(*entry.key, entry.issue)] = entry.firings
+            if len(self._unfinished) > UNFINISHED_COUNT_MAX:
+                del self._unfinished[next(iter(self._unfinished))]
+
+    def finish_left(self, key: WatchKey, issue: int, firing: int) -> bool:
+        """Finish a firing of a watch that is kept no more. Return whether it was under way."""
+        firings = self._unfinished.get((*key, issue), ())
+        left = tuple(number for number in firings if number != firing)
+        if left:
+            self._unfinished[(*key, issue)] = left
+        elif firings:
+            del self._unfinished[(*key, issue)]
+        return len(left) < len(firings)
 
 
 class CreateWatch(Command, frozen=True, kw_only=True, omit_defaults=True):
@@ -351,9 +385,12 @@ class FinishWatchFiring(Command, frozen=True, kw_only=True, omit_defaults=True):
     dispatch_outcome: str
 
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
-        watches = state.part(Watches)
-        entry = watches.of_issue(WatchKey(self.creator, self.watch_id), self.issue)
-        if entry is not None:
+        watches, key = state.part(Watches), WatchKey(self.creator, self.watch_id)
+        entry = watches.of_issue(key, self.issue)
+        if entry is None:
+            if not watches.finish_left(key, self.issue, self.firing) and state.rules > FIRST_RULES:
+                return CommandOutcome(is_changed=False)
+        else:
             if self.firing not in entry.firings:
                 return CommandOutcome(is_changed=False)
             watches.put(

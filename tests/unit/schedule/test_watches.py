@@ -32,7 +32,15 @@ from tidings.log.memory import MemoryLog
 from tidings.schedule.actions import ScheduledAction
 from tidings.schedule.errors import BadSpec, QuotaExceeded
 from tidings.schedule.watch_runner import WatchRunner
-from tidings.schedule.watches import WATCH_SCHEME, CreateWatch, NoteWatches, Watches, WatchSettings, watch_spec
+from tidings.schedule.watches import (
+    WATCH_SCHEME,
+    CreateWatch,
+    FinishWatchFiring,
+    NoteWatches,
+    Watches,
+    WatchSettings,
+    watch_spec,
+)
 from tidings.testing import VirtualClock
 
 
@@ -577,6 +585,22 @@ async def test_an_action_under_way_outlives_its_watch(house: House) -> None:
 
     assert len(house.rung) == 1
     assert [each["type"] for each in await house.told()] == ["watch_cancelled", "watch_fired"]
+
+
+async def test_the_outcome_of_a_replaced_watch_is_emitted_once(house: House) -> None:
+    """What came of an action is stored again if the first time may have failed: also of a watch issued again meanwhile, it is emitted once."""
+    house.gate = asyncio.Event()
+    await house.watch(event("doors"))
+    await house.emit("doors")
+    await house.watch(event("windows"))
+    finish = FinishWatchFiring(creator="ops", watch_id="w", issue=1, firing=1, fired_at_ms=1, dispatch_outcome="ok")
+
+    for _ in range(2):
+        await house.ledger.execute(finish)
+    house.gate.set()
+    await house.clock.advance(0)
+
+    assert await house.fired_count() == 1
 
 
 async def test_an_action_may_cancel_or_replace_its_own_watch(house: House) -> None:
