@@ -23,9 +23,9 @@ from tidings.happenings.variants import (
 )
 
 from .commands import Command, CommandOutcome, check_name, check_payload, check_text
-from .errors import InvalidCommand, UnknownCustody
+from .errors import DuplicateCustody, InvalidCommand, UnknownCustody
 from .paging import KeyOrder
-from .state import LedgerState
+from .state import FIRST_RULES, LedgerState
 
 
 class CustodyActive(msgspec.Struct, frozen=True, tag_field="kind", tag="active"):
@@ -120,7 +120,7 @@ class Custodies:
 
 
 class RecordCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
-    """A plugin took custody. Known already: shelf and type are those given now, and all else stays."""
+    """A plugin took custody. A record that a report began gets shelf and type; one that has them is refused."""
 
     plugin: str
     handle_id: str
@@ -131,6 +131,9 @@ class RecordCustody(Command, frozen=True, kw_only=True, omit_defaults=True):
         for field in ("plugin", "handle_id", "shelf", "custody_type"):
             check_name(field, getattr(self, field))
         custodies = state.part(Custodies)
+        known = custodies.get(self.plugin, self.handle_id)
+        if known is not None and known.shelf is not None and state.rules > FIRST_RULES:
+            raise DuplicateCustody(self.plugin, self.handle_id)
         custodies.put(self.plugin, self.handle_id, at_ms, shelf=self.shelf, custody_type=self.custody_type)
         taken = CustodyTaken(
             at_ms=at_ms,

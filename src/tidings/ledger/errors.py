@@ -364,6 +364,17 @@ class UnknownCustody(LedgerError):
     handle_id: str
 
 
+class DuplicateCustody(LedgerError):
+    """A plugin takes custody under a handle under which it has custody of something."""
+
+    code = "ledger.duplicate_custody"
+    subclass = "duplicate_custody"
+    text = "{plugin!r} has custody of something under the handle {handle_id!r} already"
+    hint = "release it first, or take custody under another handle"
+    plugin: str
+    handle_id: str
+
+
 class DuplicateInstance(LedgerError):
     """A plugin announces an instance that it has announced already."""
 

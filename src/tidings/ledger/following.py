@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 Look = Callable[[str], "Awaitable[tuple[Described, SubjectProjection | None]]"]
 """What an id stands for, and the subject's projection if it is that of one, at one moment."""
-_BATCH_COUNT_MAX: Final = 128
+_BATCH_COUNT_MAX: Final = 1024
 
 
 class SubjectUpdate(NamedTuple):
     """How a subject is now, and why that is told."""
 
     seq: int
-    """Of the happening that touched it. Of the first update: of the last one since the cursor, 0 without."""
+    """Of the happening that touched it, the last one where several came together. Of the first update: of the last one since the cursor, 0 without."""
     canonical_id: str
     projection: SubjectProjection | None
     """None if there is no such subject any more."""
@@ -116,7 +116,7 @@ class SubjectSubscription(HappeningStream[SubjectUpdate]):
         found, projection = await self._look(self.canonical_id)
         if found.kind == "aliased" and found.chain[0].new_ids:
             return []  # the state is ahead: that the subject has moved is still to be heard
-        return [SubjectUpdate(each.seq, self.canonical_id, projection) for each in heard]
+        return [SubjectUpdate(heard[-1].seq, self.canonical_id, projection)]
 
     async def _move(self, seq: int, old_id: str, new_ids: Sequence[str]) -> SubjectUpdate:
         """Go on with what a subject became, and what that became meanwhile."""

@@ -44,6 +44,7 @@ from .custody import (
     ReportCustodyState,
 )
 from .errors import (
+    DuplicateCustody,
     HandlerFailed,
     InstancesFixed,
     InvalidCommand,
@@ -251,6 +252,9 @@ class Plugin:
             payload: For the warden.
             handle_id: To name the custody by; made up unless given.
 
+        Raises:
+            DuplicateCustody: The plugin has, or is about to take, custody of something under this handle. The warden was not asked.
+
         Cancelling the call cancels the warden's. Once the warden has begun, cancelling does not take it back.
         """
         warden = self._warden()
@@ -277,7 +281,10 @@ class Plugin:
 
     async def _begin(self, warden: Warden, assignment: Assignment) -> None:
         handle_id = assignment.handle_id
-        was_known = await self._ledger.read(lambda state: state.part(Custodies).get(self.name, handle_id) is not None)
+        known = await self._ledger.read(lambda state: state.part(Custodies).get(self.name, handle_id))
+        if handle_id in self._taking or (known is not None and known.shelf is not None):
+            raise DuplicateCustody(self.name, handle_id)
+        was_known = known is not None
         has_begun = False
 
         async def begin() -> None:
@@ -307,7 +314,7 @@ class Plugin:
         Report how work is doing. The ledger keeps the last report.
 
         Raises:
-            UnknownCustody: The plugin's warden neither has such a custody nor is about to take it.
+            UnknownCustody: The plugin neither has such a custody nor is its warden about to take it.
         """
         self._require_loaded()
         handle_id = _id(handle)
@@ -317,7 +324,7 @@ class Plugin:
                 handle_id=handle_id,
                 health=HealthStatus(health),
                 payload=payload,
-                is_begun=isinstance(self._handler, Warden) and handle_id not in self._taking,
+                is_begun=handle_id not in self._taking,
             )
         )
 

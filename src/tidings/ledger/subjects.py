@@ -131,7 +131,7 @@ class Described(NamedTuple):
 
     kind: Literal["found", "aliased", "not_found"]
     record: SubjectRecord | None = None
-    """The live subject: the id's own, or where the chain of aliases leads; none if it forks, ends or is too long."""
+    """The live subject: the id's own, or where the chain of aliases leads; none if it forks or ends."""
     chain: tuple[AliasRecord, ...] = ()
     """The aliases from the id on, oldest first."""
 
@@ -150,6 +150,8 @@ class Subjects:
     def __init__(self) -> None:
         self._records: dict[str, SubjectRecord] = {}
         self._aliases: dict[str, AliasRecord] = {}
+        self._shortcuts: dict[str, str] = {}
+        """Of retired ids in long chains, a retired id further along."""
         self._owner_of: dict[Addressing, str] = {}
         self._ids_by_type: dict[str, dict[str, None]] = {}
         self._addressings_by_claimant: dict[str, set[Addressing]] = {}
@@ -218,7 +220,7 @@ class Subjects:
 
     def describe(self, canonical_id: str, *, include_chain: bool = True) -> Described:
         """
-        What an id stands for, following aliases while they lead to one id, 16 steps at most.
+        What an id stands for, following aliases while they lead to one id. The chain has the first 16 steps.
 
         Args:
             canonical_id: The id.
@@ -234,10 +236,24 @@ class Subjects:
             if not include_chain or len(alias.new_ids) != 1:
                 break
             record = self._records.get(alias.new_ids[0])
-            if record is not None or len(chain) == ALIAS_HOPS_MAX:
+            if record is not None:
+                break
+            if len(chain) == ALIAS_HOPS_MAX:
+                record = self._end_of(alias.new_ids[0])
                 break
             alias = self._aliases.get(alias.new_ids[0])
         return Described("aliased", record, tuple(chain)) if chain else Described("not_found")
+
+    def _end_of(self, retired_id: str) -> SubjectRecord | None:
+        """The live subject where a chain of aliases leads. Ids on the way are kept as short cuts, so that a chain is followed once."""
+        passed: list[str] = []
+        here = retired_id
+        while (alias := self._aliases.get(here)) is not None and len(alias.new_ids) == 1:
+            passed.append(here)
+            here = self._shortcuts.get(here) or alias.new_ids[0]
+        if len(passed) > 1:
+            self._shortcuts.update(dict.fromkeys(passed[:-1], passed[-1]))
+        return self._records.get(here)
 
     def ids_of_type(self, subject_type: str) -> Collection[str]:
         """The ids of all subjects of a type, oldest first. A view: copy it before changing anything."""

@@ -23,6 +23,7 @@ from tidings.ledger import (
     open_ledger,
 )
 from tidings.ledger.custody import Custodies, CustodyRecord
+from tidings.ledger.errors import DuplicateCustody, UnknownCustody
 from tidings.ledger.plugins import Plugin
 from tidings.log.memory import MemoryLog
 from tidings.testing import VirtualClock
@@ -386,6 +387,40 @@ async def test_a_late_report_brings_no_custody_back(ledger: Ledger) -> None:
         assert caught.value.subclass == "unknown_custody"
 
     assert (await records(ledger), await told(ledger, happenings)) == ([], [])
+
+
+async def test_a_plugin_without_a_handler_has_no_late_reports_either(ledger: Ledger) -> None:
+    """
+    A report about work that was released is refused, and leaves no record that would block the next one under the handle.
+    """
+    plugin = ledger.plugin(P)
+    handle = await plugin.take_custody(PLAYBACK, "playback", handle_id="mine")
+    await plugin.release_custody(handle)
+    with pytest.raises(UnknownCustody):
+        await plugin.report_custody_state(handle, HealthStatus.HEALTHY)
+
+    assert await records(ledger) == []
+    await plugin.take_custody(PLAYBACK, "playback", handle_id="mine")
+
+
+@pytest.mark.parametrize("has_warden", [True, False])
+async def test_a_handle_in_use_is_refused_before_the_warden_is_asked(ledger: Ledger, has_warden: bool) -> None:
+    """
+    Custody under a handle that is in use, or being taken, is refused; the first custody and its warden go on undisturbed.
+    """
+    if has_warden:
+        plugin, player = load(ledger)
+    else:
+        plugin, player = ledger.plugin(P), None
+    results = await asyncio.gather(
+        *(plugin.take_custody(PLAYBACK, "playback", handle_id="mine") for _ in range(2)), return_exceptions=True
+    )
+    with pytest.raises(DuplicateCustody):
+        await plugin.take_custody(PLAYBACK, "other", handle_id="mine")
+
+    assert sorted(isinstance(each, DuplicateCustody) for each in results) == [False, True]
+    assert [each.custody_type for each in await records(ledger)] == ["playback"]
+    assert player is None or len(player.calls) == 1
 
 
 @pytest.mark.parametrize("steps", range(8))

@@ -64,7 +64,9 @@ FURTHER: Final = (
 )
 
 
-REFUSED: Final[Sequence[Command]] = ()
+REFUSED: Final[Sequence[Command]] = (
+    RecordCustody(plugin="org.a", handle_id="h1", shelf="r.other", custody_type="play"),
+)
 """Commands of the recording that later rules refuse."""
 
 

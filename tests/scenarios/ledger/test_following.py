@@ -15,6 +15,7 @@ from tidings.happenings.happening import Happening, facts_of
 from tidings.happenings.variants import SplitStrategy
 from tidings.ledger import Ledger, LedgerSettings, ProjectionScope, WalkDirection, open_ledger
 from tidings.ledger.catalogue import SetCatalogue, parse_catalogue
+from tidings.ledger.claims import ClaimRelation, RetractRelation
 from tidings.ledger.errors import AliasChainForked, AliasChainUnresolved, UnknownSubject
 from tidings.ledger.following import SubjectSubscription, SubjectUpdate
 from tidings.log.memory import MemoryLog
@@ -171,6 +172,24 @@ async def test_what_comes_to_a_subject_is_an_update(ledger: Ledger) -> None:
     assert named.projection is not None
     assert [each.target_id for each in related.projection.related] == [lamp]
     assert [each.value for each in named.projection.addressings] == ["room", "kitchen"]
+
+
+async def test_happenings_that_come_together_are_one_update(ledger: Ledger) -> None:
+    """After a list of 900 relations that leave a subject its follower gets one projection, under the highest seq."""
+    room = await track(ledger, "room")
+    player = ledger.plugin("org.example.player")
+    lamps = [await track(ledger, f"lamp {number}") for number in range(900)]
+    claims = [ClaimRelation(plugin=player.name, source=lamp, predicate="like", target=room) for lamp in lamps]
+    await ledger.execute_many(claims)
+    with await ledger.projections.follow_subject(room) as stream:
+        await stream.recv()
+        retractions = [
+            RetractRelation(plugin=player.name, source=lamp, predicate="like", target=room) for lamp in lamps
+        ]
+        await ledger.execute_many(retractions)
+        updates = await stream.recv_many()
+
+    assert [update.seq for update in updates] == [ledger.happenings.last_seq]
 
 
 async def test_a_migrated_subject_is_followed(ledger: Ledger) -> None:

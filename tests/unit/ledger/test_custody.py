@@ -19,8 +19,8 @@ from tidings.ledger.custody import (
     ReleaseCustody,
     ReportCustodyState,
 )
-from tidings.ledger.errors import InvalidCommand, UnknownCustody
-from tidings.ledger.state import LedgerState
+from tidings.ledger.errors import DuplicateCustody, InvalidCommand, UnknownCustody
+from tidings.ledger.state import FIRST_RULES, LedgerState
 
 from .support import run, thawed, told
 
@@ -48,14 +48,20 @@ def test_taking_makes_a_record(state: LedgerState) -> None:
     assert record(state) == CustodyRecord(P, H, "audio.playback", "playback", None, CustodyActive(), 5, 5)
 
 
-def test_taking_again_keeps_what_was_known(state: LedgerState) -> None:
+def test_a_handle_in_use_is_not_taken_again(state: LedgerState) -> None:
     """
-    Taken once more, a custody keeps its beginning, report and state, and has the new shelf and type.
+    Taken once more, a custody is refused and stays as it was; records of the first rules are executed as they were.
     """
     run(state, TAKE, at_ms=5)
     run(state, REPORT, at_ms=6)
     run(state, FailCustody(plugin=P, handle_id=H, mode="degraded", reason="slow"), at_ms=7)
-    run(state, RecordCustody(plugin=P, handle_id=H, shelf="audio.other", custody_type="alarm"), at_ms=8)
+    again = RecordCustody(plugin=P, handle_id=H, shelf="audio.other", custody_type="alarm")
+    before = record(state)
+    with pytest.raises(DuplicateCustody):
+        run(state, again, at_ms=8)
+    assert record(state) == before
+    state.rules = FIRST_RULES
+    run(state, again, at_ms=8)
 
     report = CustodyReport(b"\x00one", HealthStatus.HEALTHY, 6)
     assert record(state) == CustodyRecord(P, H, "audio.other", "alarm", report, CustodyIsDegraded("slow"), 5, 8)
