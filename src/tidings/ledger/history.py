@@ -10,7 +10,7 @@ by count. ``archive`` goes as far back as the log does, and with a lake behind t
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -27,6 +27,36 @@ from .settings import LedgerSettings
 
 _PLACES_MAX: Final = 1000
 _PAGE_RECORDS: Final = 1000
+_MOMENTS_COUNT: Final = 256
+
+
+class _StoredTimes:
+    """When this process stored which seqs, by the monotonic clock: a few hundred moments of the age that history is kept for."""
+
+    def __init__(self, age_s_max: float) -> None:
+        self._age_s_max = age_s_max
+        self._moments: deque[tuple[float, float, int]] = deque()
+        """Begin and end of a span, and the highest seq that was stored by its end."""
+        self.first_seq: int | None = None
+
+    def add(self, first_seq: int, last_seq: int, now_s: float) -> None:
+        """Record that these seqs were stored now."""
+        if self.first_seq is None:
+            self.first_seq = first_seq
+        if self._moments and now_s - self._moments[-1][0] < self._age_s_max / _MOMENTS_COUNT:
+            begin_s, _, _ = self._moments.pop()
+            self._moments.append((begin_s, now_s, last_seq))
+        else:
+            self._moments.append((now_s, now_s, last_seq))
+        self.older(now_s)
+
+    def older(self, now_s: float) -> int | None:
+        """Return the highest seq that was stored longer ago than the age; ``None`` if none of this process was."""
+        limit_s = now_s - self._age_s_max
+        moments = self._moments
+        while len(moments) > 1 and moments[1][1] < limit_s:
+            moments.popleft()
+        return moments[0][2] if moments and moments[0][1] < limit_s else None
 
 
 class LedgerHistory:
@@ -47,6 +77,9 @@ class LedgerHistory:
         self._reader = HappeningReader()
         self._places: OrderedDict[int, int] = OrderedDict()
         """Offsets at which the records after a seq begin, of those that somebody is about to ask for."""
+        self._opened_s, self._opened_ns = clock.monotonic(), clock.now_ns()
+        age_s_max = settings.history_age_s_max
+        self._stored = None if age_s_max is None else _StoredTimes(age_s_max)
         self._per_record = 1.0
         """How many happenings a record had, of those read last."""
         self.marks = marks
@@ -70,6 +103,11 @@ class LedgerHistory:
     def oldest_seq(self) -> int:
         """The lowest seq that they may still have; 0 if there is none."""
         return self.trimmed_through + 1 if self.last_seq > self.trimmed_through else 0
+
+    def stored(self, first_seq: int, last_seq: int) -> None:
+        """Record that happenings with these seqs were stored now."""
+        if self._stored is not None:
+            self._stored.add(first_seq, last_seq, self._clock.monotonic())
 
     async def read(self, since: int, limit: int) -> list[Envelope]:
         """
@@ -178,16 +216,33 @@ class LedgerHistory:
 
     async def window_start(self) -> int:
         """The highest seq that the settings no longer keep. It ends a command, and the last command is kept whole or not at all."""
-        count_max, age_s_max = self._settings.history_count_max, self._settings.history_age_s_max
+        count_max = self._settings.history_count_max
         through = 0
         if count_max is not None:
             through = max(0, self.last_seq - count_max)
-        if age_s_max is not None and self.last_seq > through:
-            since = datetime_of(self._clock.now_ns()) - timedelta(seconds=age_s_max)
-            first = await self._record_from(self._log.topics()[LEDGER_TOPIC].first_offset, since)
-            kept_from = self.last_seq + 1 if first is None else read_record(first).seq
-            through = max(through, min(kept_from - 1, self.last_seq))
+        if self._stored is not None and self.last_seq > through:
+            through = max(through, min(await self._too_old(self._stored), self.last_seq))
         return await self._whole(through)
+
+    async def _too_old(self, stored: _StoredTimes) -> int:
+        """
+        Return the highest seq that is older than history is kept for.
+
+        Age is time that passed: setting the wall clock makes nothing older. What an earlier process stored was as old when this one began as
+        the clock said then, 0 at least, and has aged since.
+        """
+        age_s_max = self._settings.history_age_s_max
+        assert age_s_max is not None
+        now_s = self._clock.monotonic()
+        if (older := stored.older(now_s)) is not None:
+            return older
+        earlier_seq = self.last_seq if stored.first_seq is None else stored.first_seq - 1
+        age_left_s = age_s_max - (now_s - self._opened_s)
+        if age_left_s < 0:
+            return earlier_seq
+        since = datetime_of(self._opened_ns) - timedelta(seconds=age_left_s)
+        first = await self._record_from(self._log.topics()[LEDGER_TOPIC].first_offset, since)
+        return earlier_seq if first is None else min(read_record(first).seq - 1, earlier_seq)
 
     async def _whole(self, through: int) -> int:
         """The highest seq up to this one that ends a command: history is trimmed by whole commands."""

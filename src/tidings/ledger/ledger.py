@@ -786,6 +786,7 @@ class Ledger:
             return
         if count:
             self._marks.note_told(commit.first_seq + count - 1)
+            self._history.stored(commit.first_seq, commit.first_seq + count - 1)
         ends = [step.end for step in commit.steps if step.end <= count]
         self._bus.publish(commit.first_seq, commit.happenings[:count], ends)
 

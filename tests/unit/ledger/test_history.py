@@ -157,6 +157,44 @@ async def test_history_is_kept_by_age() -> None:
         ledger.happenings.subscribe(since=10)
 
 
+@pytest.mark.parametrize("jump_s", [56 * 365 * 86_400.0, -86_400.0, 3_600.0])
+async def test_setting_the_clock_does_not_make_history_older(jump_s: float) -> None:
+    """A box begins in 1970 and the time service sets its clock: history goes half an hour after it was stored, neither earlier nor later."""
+    clock = VirtualClock(0)
+    async with a_ledger(clock=clock, history_age_s_max=1800) as ledger:
+        await emit(ledger, 50)
+        clock.jump(jump_s)
+        await emit(ledger, 5)
+        await clock.advance(75)
+        assert await ledger.trim_history() == 0
+        ledger.happenings.subscribe(since=0).close()
+
+        await clock.advance(1800 - 75)
+        assert await ledger.trim_history() == 0
+        await clock.advance(1800 / 200)
+        assert await ledger.trim_history() == 55
+
+
+@pytest.mark.parametrize("clock_s", [1000.0, 0.0, 86_400.0])
+async def test_what_an_earlier_process_stored_ages_on(clock_s: float) -> None:
+    """
+    Opened after 1,000 s, the history goes after another 800 s. If the clock was behind, it goes after all of the age; if it shows a day later, at once.
+    """
+    clock = VirtualClock(86_400 * 10**9)
+    log, snapshots = MemoryLog(clock=clock), MemorySnapshots()
+    async with a_ledger(log, clock=clock, snapshots=snapshots, history_age_s_max=1800) as ledger:
+        await emit(ledger, 5)
+    clock.jump(clock_s if clock_s else -86_000)
+    async with a_ledger(log, clock=clock, snapshots=snapshots, history_age_s_max=1800) as ledger:
+        await emit(ledger, 5)
+        left_s = max(0.0, 1800 - clock_s)
+        if left_s:
+            await clock.advance(left_s - 1)
+            assert await ledger.trim_history() == 0
+        await clock.advance(2)
+        assert await ledger.trim_history() == (5 if clock_s else 10)
+
+
 @pytest.mark.req("H74")
 @pytest.mark.parametrize("is_killed", [False, True])
 async def test_trimming_outlives_a_restart_and_never_moves_seqs_back(is_killed: bool) -> None:
