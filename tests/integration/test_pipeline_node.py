@@ -9,6 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
@@ -18,11 +19,13 @@ from tests.unit.pipeline.support import SMALL, Workspace, event
 from tidings.cli.output import Output
 from tidings.cli.pipeline_publisher import SummaryPublisher
 from tidings.cli.session import Session
+from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS
 from tidings.cognition.jobs.consolidation_retention import CONSOLIDATION_SCRUB_JOBS
 from tidings.core.events import Event
 from tidings.log.embedded import open_log
 from tidings.log.interface import Query
 from tidings.log.reading import records
+from tidings.pipeline.jobs.registry import all_jobs
 from tidings.pipeline.schemas import BRONZE_EVENTS, SILVER_EVENTS, arrow_schema
 from tidings.testing.node import RunningNode, running_node
 
@@ -134,14 +137,15 @@ def listed_by_hand(workspace: Workspace) -> None:
         "is_sealed": False,
     }
     listed = {"table": "silver.events", "space_id": "s:a", "row_key": "gone", "erased_by": "tombstone", "erased_seq": 2}
+    tombstone = {"seq": 2, "event_id": "tombstone", "space_id": "s:a", "type": "TOMBSTONE_PROPAGATE"}
     (scrub_list,) = CONSOLIDATION_SCRUB_JOBS[0].writes
     workspace.lake.begin(workspace.epoch)
-    for table, ddl, row in (
-        (BRONZE_EVENTS.name, BRONZE_EVENTS.schema, event_row),
-        (SILVER_EVENTS.name, SILVER_EVENTS.schema, event_row),
-        (scrub_list.table, scrub_list.schema, listed),
+    for table, ddl, found in (
+        (BRONZE_EVENTS.name, BRONZE_EVENTS.schema, [event_row, tombstone | {"payload": '{"object_id":"gone"}'}]),
+        (SILVER_EVENTS.name, SILVER_EVENTS.schema, [event_row]),
+        (scrub_list.table, scrub_list.schema, [listed]),
     ):
-        rows = pa.Table.from_pylist([row], schema=arrow_schema(ddl))
+        rows = pa.Table.from_pylist(found, schema=arrow_schema(ddl))
         note = {"epoch": workspace.epoch, "seq": 2, "batch": 1}
         workspace.lake.write_rows(rows, table, ddl, app="hand", version=1, note=note, run="hand")
 
@@ -168,7 +172,7 @@ async def test_a_scrub_beside_a_node_is_on_record_there_or_not_done(tmp_path: Pa
         assert done.exit_code == 0, done.stderr
         assert json.loads(done.stdout)["waits_for"] is None
         assert workspace.column("silver.events", "event_id") == []
-        assert workspace.column("bronze.events", "payload") == [None]
+        assert workspace.column("bronze.events", "payload") == ['{"object_id":"gone"}', None]
         kept = [record async for record in records(node.log, Query(topic="consolidation"))]
         assert [record.meta.type for record in kept] == ["SCRUB_BEGUN", "SCRUB_APPLIED"]
         assert {record.meta.actor for record in kept} == {"keeper"}
@@ -176,6 +180,77 @@ async def test_a_scrub_beside_a_node_is_on_record_there_or_not_done(tmp_path: Pa
             {"table": "bronze.events", "rows": 1},
             {"table": "silver.events", "rows": 1},
         ]
+
+
+ERASING = {"type": "TOMBSTONE_PROPAGATE", "space_id": "personal:mallory"}
+
+
+async def attacked(folder: Path) -> Workspace:
+    """A workspace in which a token of one space published erasures through a node: of another space, and of its own."""
+    workspace = Workspace(folder)
+    memories = [
+        event(number, "hippo", {"text": name}, type="HIPPO_ENCODE", space_id=f"personal:{name}", event_id=f"mem-{name}")
+        for number, name in enumerate(("victim", "mallory"))
+    ]
+    await asyncio.to_thread(workspace.append, memories)
+    async with running_node(folder) as node, httpx.AsyncClient(base_url=node.url) as client:
+        headers = node.headers("mallory", topics=["notes"], spaces=["personal:mallory"])
+
+        async def post(event_id: str, payload: dict[str, str], **meta: str) -> int:
+            body = {"meta": {"topic": "notes", **ERASING, **meta, "event_id": event_id}, "payload": payload}
+            answer = await client.post("/v1/events", json=body, headers=headers)
+            return answer.status_code
+
+        stranger = {"space_id": "personal:victim", "object_id": "mem-victim"}
+        assert await post("t0", stranger, space_id="personal:victim") == 403
+        assert await post("t1", stranger) == 201
+        assert await post("t2", {"object_id": "mem-mallory"}) == 201
+    return workspace
+
+
+async def test_a_token_of_one_space_erases_nothing_of_another_in_exports(tmp_path: Path) -> None:
+    """
+    What a publisher of one space says is to be erased in another is exported all the same; in its own it is left out.
+    """
+    workspace = await attacked(tmp_path / "ws")
+
+    done = await asyncio.to_thread(
+        invoke, "pipeline", "export", "-o", tmp_path / "out", "--json", "-w", workspace.folder
+    )
+
+    found = json.loads(done.stdout)
+    assert (found["left_out"], found["refused_erasures"]) == (1, 1)
+    kept = [json.loads(line)["meta"]["event_id"] for line in (tmp_path / "out").read_text().splitlines()]
+    assert {"mem-victim", "t1", "t2"} <= set(kept)
+    assert "mem-mallory" not in kept
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+async def test_a_token_of_one_space_has_nothing_of_another_scrubbed(tmp_path: Path) -> None:
+    """
+    The job lists the publisher's own row for the scrub and not the other space's, which the scrub leaves as it is.
+    """
+    workspace = await attacked(tmp_path / "ws")
+    options = ("--master", "local[2]", "-w", workspace.folder)
+    jobs = "erasures,consolidation_scrub"
+    erasures = CONSOLIDATION_ERASURES_JOBS[0].writes[0]
+    workspace.lake.begin(workspace.epoch)
+    for job in all_jobs():  # the tables that the list is made from, without rows
+        for output in job.writes:
+            if output.table in set(CONSOLIDATION_SCRUB_JOBS[0].reads) - {erasures.table}:
+                none = pa.Table.from_pylist([], schema=arrow_schema(output.schema))
+                workspace.lake.write_rows(none, output.table, output.schema, app="hand", version=1, note={}, run="hand")
+
+    await asyncio.to_thread(tool, "pipeline", "run", "--once", "--jobs", jobs, *options, env=environment(tmp_path))
+
+    assert workspace.rows("gold.scrub_list", "space_id", "row_key") == [("personal:mallory", "mem-mallory")]
+    assert workspace.rows("gold.refused_erasures", "named_space", "erased_by") == [("personal:victim", "t1")]
+    scrubbed = await asyncio.to_thread(invoke, "pipeline", "scrub", "--yes", "--json", "-w", workspace.folder)
+    assert scrubbed.exit_code == 0, scrubbed.stderr
+    payloads = dict(workspace.rows("bronze.events", "event_id", "payload"))
+    assert (payloads["mem-victim"], payloads["mem-mallory"]) == ('{"text":"victim"}', None)
 
 
 def published(report: dict[str, Any]) -> int:

@@ -95,14 +95,14 @@ ANSWERS: Final[dict[str, str]] = {
     ),
     "pipeline backfill": _RUN,
     "pipeline explain": "array: name set about reads writes publishes computes",
-    "pipeline export": "one: file epoch since until erased_until rows left_out bytes sha256 version",
+    "pipeline export": "one: file epoch since until erased_until rows left_out refused_erasures bytes sha256 version",
     "pipeline prepare": "one: file bytes",
     "pipeline repair": (
         "one: carried_out files logs lake_json missing_records repeated notes_behind wrong_tables unfilled_records disagreements recovered healed_lines lost rebuilt_jobs rebuilt_silver set_aside"
     ),
     "pipeline report": "one: file seq events tables",
     "pipeline run": _RUN,
-    "pipeline scrub": "one: carried_out list_seq tables erasures is_all swept_files? old_files? waits_for?",
+    "pipeline scrub": "one: carried_out list_seq tables erasures is_all refused_erasures swept_files? old_files? waits_for?",
     "pipeline status": "one: lake epoch seq pending tables failed",
     "pipeline verify": "one: is_equal until quarantined repeated missing_in_silver erased streams",
     "policy check": "one: is_valid statements",

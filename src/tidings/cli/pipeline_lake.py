@@ -128,6 +128,10 @@ async def export(
         f"{made.rows} rows ({human_bytes(made.bytes)}), {made.left_out} left out as erased; the same again with {again};"
         f" sha256 {made.sha256}"
     )
+    if made.refused_erasures:
+        session.out.note(
+            f"{made.refused_erasures} erasures name another space than their own, or nothing, and were not honoured"
+        )
 
 
 def report(
@@ -266,11 +270,16 @@ def _show(out: Output, plan: ScrubPlan, done: dict[str, Any] | None) -> None:
             "tables": [{"table": table, "rows": count} for table, count in plan.rows.items()],
             "erasures": erasures,
             "is_all": plan.is_all,
+            "refused_erasures": len(plan.refused),
         }
         out.json(shown | (done or {}))
         return
     if plan.list_seq is None:
         out.note("nothing was ever listed: run the pipeline with all its jobs first")
+    if plan.refused:
+        out.note(
+            f"{len(plan.refused)} listed erasures have no right to the space of their rows, which stay: see gold.refused_erasures"
+        )
     if plan.rows:
         out.table("Scrub", ("table", "rows>"), plan.rows.items())
     if done is None:

@@ -10,6 +10,7 @@ What the pipeline answers when it cannot do what it was asked.
     │   ├── LakeUnreachable         the object store does not answer, or refuses
     │   ├── LakeUnwritable          the disk refuses (full, read-only, no permission)
     │   ├── LakeBlocked             something else is where a file or folder of it has to be
+    │   ├── LakePathRefused         the library of the tables cannot reach a folder of that name
     │   ├── LakeDamaged             a file it needs is missing or cannot be read
     │   ├── LakeOfAnotherLog        it was made from another workspace's log
     │   ├── UnknownTable            there is no such table
@@ -24,6 +25,7 @@ What the pipeline answers when it cannot do what it was asked.
     ├── UnknownJob              there is no such job
     ├── UnknownJobSet           no package registers such a set of jobs
     ├── JobSetBroken            a registered set of jobs cannot be loaded
+    ├── JobRefused              a job cannot run beside the others, or writes a table that is not its own
     ├── JobFailed               a job's own code failed, or gave what it did not promise
     ├── NotExportable           a table cannot be exported by range
     └── TooManyErasures         more erasures than an export can honour
@@ -111,6 +113,13 @@ class LakeBlocked(LakeError):
 
     code = "lake.blocked"
     hint = "move away what is there, and run again"
+
+
+class LakePathRefused(LakeError):
+    """The library of the tables cannot reach a folder of that name. Nothing was made."""
+
+    code = "lake.path_refused"
+    hint = "move the workspace to a path without these characters, or give the lake another folder with --lake"
 
 
 class LakeDamaged(LakeError):
@@ -238,6 +247,16 @@ class JobSetBroken(PipelineError):
     hint = "mend or uninstall the package that registers it under the entry point group 'tidings.jobs'"
     text = "the set of jobs {name!r} cannot be loaded: {problem}"
     name: str
+    problem: str
+
+
+class JobRefused(PipelineError):
+    """A job cannot run: it writes a table that is not its own, or does not fit the other jobs."""
+
+    code = "pipeline.job_refused"
+    hint = "give the job a name and tables of its own, such as gold.orders_by_type, and read no table that waits for it"
+    text = "job {job!r} is refused: {problem}"
+    job: str
     problem: str
 
 

@@ -5,7 +5,7 @@ A range is pinned by three seqs: after ``since``, up to and including ``until``,
 ``erased_until``. The same three give the same bytes, whatever was appended or dropped meanwhile, as long as log and lake
 together still hold the range. Reading moves no group: an export has none. A file appears whole or not at all.
 
-Erasures follow the rules of the jobs. A tombstone of an object removes every record of its space that names the object,
+Erasures are those of the jobs (``erasures``), each of the space of its own record. A tombstone of an object removes every record of its space that names the object,
 whenever it was committed; one of a person, and a person's own request, removes what was committed about them before it. A
 sealed record of a space with erasures cannot be checked, and is left out.
 """
@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 from collections.abc import AsyncIterator, Callable, Iterator, Set
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, Final
@@ -28,10 +27,12 @@ from tidings.log.interface import Log, Query
 from tidings.log.reading import records
 from tidings.log.record import Record
 
+from .erasures import ERASURE_TYPES, Erasure, RefusedErasure, read_erasure
 from .errors import NotExportable, TooManyErasures
 from .lake import Lake
 from .lake_scan import is_erased
 from .settings import ExportFormat
+from .storage import replacing
 
 _GROUP_ROWS_MAX: Final = 20_000
 _GROUP_BYTES_MAX: Final = 32 << 20
@@ -72,15 +73,8 @@ class HashedFile:
 @contextlib.contextmanager
 def fresh_file(path: Path) -> Iterator[HashedFile]:
     """A new file in place of ``path``, which keeps its old content until this ends well."""
-    fresh = path.with_name(path.name + ".part")
-    try:
-        with fresh.open("wb") as file:
-            yield HashedFile(file)
-            file.flush()
-            os.fsync(file.fileno())
-        fresh.replace(path)
-    finally:
-        fresh.unlink(missing_ok=True)
+    with replacing(path) as file:
+        yield HashedFile(file)
 
 
 @contextlib.contextmanager
@@ -124,9 +118,6 @@ def _rows_to(file: HashedFile, format_: ExportFormat, schema: Any) -> Iterator[C
 
 
 ERASURES_MAX: Final = 1_000_000
-_PREFIXES: Final = ("TOMBSTONE_", "DSAR_")
-_WORDS: Final = frozenset({"erase", "erasure", "delete", "deletion", "forget"})
-_SUBJECTS: Final = ("subject_id", "person_id", "user_id")
 
 
 class Erasures:
@@ -136,29 +127,23 @@ class Erasures:
         self._objects: dict[str, set[str]] = {}
         self._people: dict[str, dict[str, int]] = {}
         self.count = 0
+        self.refused = 0
+        """How many erase nothing, because they name another space than their own, or nothing."""
 
     def add(self, record: Record) -> bool:
         """Take a record into account; whether it erases something."""
-        if not is_erasure(record):
+        if record.meta.sealed is not None:
             return False
-        payload = record.payload
-        kind = record.meta.type
-        is_person = kind.startswith("DSAR_") or str(payload.get("object_type", "memory")).lower() == "profile"
-        if kind.startswith("DSAR_") and kind != "DSAR_ERASE":
-            wish = payload.get("request") or payload.get("kind") or payload.get("action") or ""
-            if str(wish).lower() not in _WORDS:
-                return False
-        subject = next((payload[name] for name in _SUBJECTS if isinstance(payload.get(name), str)), None)
-        named = subject if kind.startswith("DSAR_") else payload.get("object_id", subject)
-        if not isinstance(named, str) or not named:
+        found = read_erasure(record.meta.type, record.meta.space_id, bytes(record.payload_json))
+        if isinstance(found, RefusedErasure):
+            self.refused += 1
+        if not isinstance(found, Erasure):
             return False
-        given = payload.get("space_id")
-        space_id = given if isinstance(given, str) and given else record.meta.space_id
-        if is_person:
-            people = self._people.setdefault(space_id, {})
-            people[named] = max(people.get(named, 0), record.seq)
+        if found.is_person:
+            people = self._people.setdefault(found.space_id, {})
+            people[found.object_id] = max(people.get(found.object_id, 0), record.seq)
         else:
-            self._objects.setdefault(space_id, set()).add(named)
+            self._objects.setdefault(found.space_id, set()).add(found.object_id)
         self.count += 1
         return True
 
@@ -186,7 +171,7 @@ class Erasures:
 
 def is_erasure(record: Record) -> bool:
     """Whether a record is of a kind that erases. Such records stay: they are the reason for what is missing."""
-    return record.meta.type.startswith(_PREFIXES) and record.meta.sealed is None
+    return record.meta.type in ERASURE_TYPES and record.meta.sealed is None
 
 
 async def load_erasures(log: Log, *, until: int, erasures_max: int = ERASURES_MAX) -> Erasures:
@@ -275,6 +260,8 @@ class ExportReport(msgspec.Struct, frozen=True, kw_only=True):
     rows: int
     left_out: int
     """Rows that an erasure names."""
+    refused_erasures: int = 0
+    """Erasures that were not honoured: they name another space than their own, or nothing."""
     bytes: int
     sha256: str
     version: int | None = None
@@ -364,6 +351,7 @@ async def export_file(
         erased_until=fixed.erased_until,
         rows=rows,
         left_out=left_out,
+        refused_erasures=erasures.refused,
         bytes=file.size,
         sha256=file.sha256,
     )
@@ -440,6 +428,7 @@ def export_table(
         erased_until=range_.erased_until,
         rows=rows,
         left_out=left_out,
+        refused_erasures=erasures.refused,
         bytes=file.size,
         sha256=file.sha256,
         version=int(opened.version()),

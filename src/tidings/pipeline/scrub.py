@@ -29,6 +29,8 @@ import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import content_id
 
+from .erasures import ERASURE_TYPES, read_erasure
+from .erasures import Erasure as ReadErasure
 from .housekeeping import left_to_vacuum, vacuum
 from .lake import Lake, stem
 from .lake_scan import ERASED_BY
@@ -93,6 +95,8 @@ class ScrubPlan:
     """How many rows of each table an erasure takes."""
     is_all: bool = True
     """Whether that is all there is to do; a very long list is worked off in several plans."""
+    refused: frozenset[str] = frozenset()
+    """The events that rows are listed for and that have no right to erase them, or are not in bronze: those rows stay."""
 
     @property
     def rows(self) -> dict[str, int]:
@@ -118,7 +122,8 @@ def plan_scrub(lake: Lake, *, rows_max: int = _ROWS_MAX) -> ScrubPlan:
             finder.find(table, _LISTED.format(table=table, key=key) + (_EXPIRED if table == _INDEX else ""))
         finder.find(SILVER_EVENTS.name, _ERASED_EVENTS)
     note = lake.note(SCRUB_LIST)
-    return ScrubPlan(int(note["seq"]) if note else None, finder.files, finder.versions, finder.counts, is_all)
+    seq = int(note["seq"]) if note else None
+    return ScrubPlan(seq, finder.files, finder.versions, finder.counts, is_all, frozenset(finder.refused))
 
 
 _IS_WHOLE: Final = "(r.payload is not null or r.sealed is not null)"
@@ -140,6 +145,7 @@ class _Finder:
         self.files: dict[str, list[FileRows]] = {}
         self.versions: dict[str, int] = {}
         self.counts: dict[Erasure, dict[str, int]] = {}
+        self.refused: set[str] = set()
 
     def list_rows(self, rows_max: int) -> bool:
         """Take up the lists; whether all of them."""
@@ -157,6 +163,8 @@ class _Finder:
             "hash varchar, space_id varchar, erased_by varchar",
             f"select hash, space_id, erased_by from r where is_in_index limit {rows_max + 1}",
         )
+        (counts,) = self._duck.execute("select (select count(*) from listed), (select count(*) from lapsed)").fetchall()
+        self._leave_out_refused()
         self._take(
             "erased_seqs",
             SILVER_EVENTS.name,
@@ -164,8 +172,36 @@ class _Finder:
             "select r.seq, l.space_id, l.erased_by from r join listed l"
             " on l.\"table\" = 'silver.events' and r.space_id = l.space_id and r.event_id = l.row_key",
         )
-        (counts,) = self._duck.execute("select (select count(*) from listed), (select count(*) from lapsed)").fetchall()
         return bool(max(counts) <= rows_max)
+
+    def _leave_out_refused(self) -> None:
+        """
+        Strike rows off the lists whose erasure has no right to their space, or cannot be read.
+
+        The lists are what jobs wrote, perhaps of an earlier version. So each erasure is read again before anything goes for good.
+        """
+        of_erasures = (
+            "select distinct erased_by, space_id from listed union select distinct erased_by, space_id from lapsed"
+        )
+        named = set(self._duck.execute(f"from ({of_erasures}) where erased_by is not null").fetchall())
+        allowed: set[tuple[str, str]] = set()
+        if named and self._lake.exists(BRONZE_EVENTS.name):
+            is_erasure = pc.field("type").isin(ERASURE_TYPES)
+            columns = ["event_id", "space_id", "type", "payload"]
+            for batch in self._lake.dataset(BRONZE_EVENTS.name).to_batches(columns=columns, filter=is_erasure):
+                for row in batch.to_pylist():
+                    found = read_erasure(row["type"], row["space_id"], row["payload"])
+                    if isinstance(found, ReadErasure):
+                        allowed.add((row["event_id"], found.space_id))
+        refused = sorted(named - allowed)
+        self.refused = {erased_by for erased_by, _ in refused}
+        self._duck.execute("create table refused (erased_by varchar, space_id varchar)")
+        if refused:
+            self._duck.executemany("insert into refused values (?, ?)", refused)
+            for name in ("listed", "lapsed"):
+                self._duck.execute(
+                    f"delete from {name} using refused r where {name}.erased_by = r.erased_by and {name}.space_id = r.space_id"
+                )
 
     def _take(self, name: str, table: str, columns: str, query: str) -> None:
         if not self._lake.exists(table):

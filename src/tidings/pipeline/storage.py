@@ -17,11 +17,13 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, BinaryIO, Final
 from urllib.parse import unquote, urlsplit
 
 from tidings.core.errors import SettingsError
 from tidings.log.embedded.disk import OsDisk
+
+from .errors import LakePathRefused
 
 if TYPE_CHECKING:
     import pyarrow.fs as pafs  # type: ignore[import-untyped]
@@ -103,6 +105,18 @@ class Storage:
         """The folder as delta-rs wants it: an address, with what has a meaning in addresses escaped."""
         return self.path.as_uri() if self.is_local else self.url
 
+    def check_name(self) -> None:
+        r"""
+        Make sure that delta-rs can reach the folder: it takes ``%20`` for a blank and ``\`` for ``/``, and looks elsewhere.
+
+        Raises:
+            LakePathRefused: It cannot.
+        """
+        if self.is_local and (found := _MISREAD.search(str(self.path.resolve()))) is not None:
+            raise LakePathRefused(
+                self.url, f"its path has {found[0]!r}, which the library of the tables reads as another path"
+            )
+
     def uri(self, name: str) -> str:
         """Where a file is, as Spark and delta-rs want it."""
         return f"{self.url}/{name}"
@@ -130,7 +144,8 @@ class Storage:
         if self.is_local:
             path = self.path / name
             _make_folder(path.parent)
-            _replace(path, data)
+            with replacing(path) as file:
+                file.write(data)
             return
         with self.filesystem().open_output_stream(name) as file:
             file.write(data)
@@ -267,13 +282,19 @@ class _BytesSink:
             self._stream.close()
 
 
+_MISREAD: Final = re.compile(r"\\|%[0-9a-fA-F]{2}")
 _fresh_numbers: Final = itertools.count()
 _FRESH: Final = re.compile(r".+\.[0-9a-f]+-[0-9a-f]+\.new")
 """The name of a file whose content is being written, of a process and a number; it takes another name when it is whole."""
 
 
-def _replace(path: Path, data: bytes) -> None:
-    """Write a file beside another, under a name that no other writer has, and give it that one's name."""
+@contextlib.contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """
+    Write a file that takes the place of another as a whole when this ends well, and lasts then.
+
+    It is written beside the other, under a name that no other writer has, so any number of processes may replace one file.
+    """
     while True:
         fresh = path.with_name(f"{path.name}.{os.getpid():x}-{next(_fresh_numbers):x}.new")
         try:
@@ -283,7 +304,7 @@ def _replace(path: Path, data: bytes) -> None:
         break
     try:
         with open(fd, "wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         fresh.replace(path)

@@ -6,17 +6,21 @@ import sys
 from pathlib import Path
 
 from tidings.core.clock import SYSTEM_CLOCK
+from tidings.pipeline.export import fresh_file
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import BRONZE_EVENTS
 from tidings.pipeline.state_files import (
     Hints,
     Mark,
+    StateFile,
     Vacuumed,
     load_archived,
     load_hints,
+    load_state,
     load_vacuumed,
     save_archived,
     save_hints,
+    save_state,
     save_vacuumed,
 )
 from tidings.pipeline.status import JobStates
@@ -38,6 +42,11 @@ def main(folder: str, number: int, rounds: int) -> None:
         assert load_archived(lake.storage, EPOCH) == {"t": 1}
         JobStates(lake.storage, EPOCH).update(f"job{number}", seq=turn)
         assert JobStates(lake.storage, EPOCH).of(f"job{number}").seq is not None
+        with fresh_file(lake.storage.path / "export") as file:
+            file.write(b"%d" % number * 20_000)
+        assert len(set(lake.storage.read("export") or b"")) == 1
+        save_state(lake.storage, "scrub.json", StateFile(EPOCH))
+        assert load_state(lake.storage, "scrub.json", StateFile, EPOCH, has_checksum=False) is not None
         lake.seen_as(lake.known_meta() or sys.exit("lake.json is gone")).save_meta()
 
 

@@ -27,7 +27,7 @@ from tidings.pipeline.export import ExportRange, export_file
 from tidings.pipeline.jobs.job import Job
 from tidings.pipeline.jobs.registry import all_jobs
 from tidings.pipeline.lake import Lake
-from tidings.pipeline.schemas import arrow_schema
+from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
 from tidings.pipeline.scrub import Scrub, plan_scrub
 from tidings.pipeline.serving import ArchivedLog, LakeArchive
 from tidings.pipeline.silver import FROM_THE_BEGINNING
@@ -343,6 +343,14 @@ def index_by_hand(folder: Path) -> Lake:
     ]
     for output, content in ((index, rows), (deletions, listed)):
         fill(lake, output.table, output.schema, content)
+    erasing = {
+        "seq": 9,
+        "event_id": "t",
+        "space_id": "s:a",
+        "type": "TOMBSTONE_PROPAGATE",
+        "payload": '{"object_id":"gone"}',
+    }
+    fill(lake, BRONZE_EVENTS.name, BRONZE_EVENTS.schema, [erasing])
     lake.begin("e1")
     return lake
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import subprocess
 import sys
 from datetime import date
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
@@ -25,11 +27,15 @@ from tidings.pipeline.errors import LakeBlocked, LakeError, LakeUnreachable
 from tidings.pipeline.housekeeping import keep_house
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
+from tidings.pipeline.scratch import owned_folder
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.state_files import Vacuumed, load_archived, load_vacuumed, save_vacuumed
 from tidings.pipeline.storage import Storage
 from tidings.pipeline.storage_errors import translate_write_errors
 from tidings.pipeline.table_files import FileOutput, FileWriter
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 DAYS = "n bigint, name string, date date"
 ROWS = "n bigint, trace_id string"
@@ -226,8 +232,8 @@ def test_a_store_that_does_not_answer_is_told_without_secrets() -> None:
 @pytest.mark.parametrize("rounds", [15, pytest.param(500, marks=pytest.mark.heavy)])
 def test_three_processes_replace_the_small_files_at_once(tmp_path: Path, rounds: int) -> None:
     """
-    ``lake.json``, ``jobs.json``, ``archived.json``, ``positions.json`` and ``housekeeping.json`` are whole for every reader, while three
-    processes give them new content: no error, and nothing is left behind.
+    ``lake.json``, ``jobs.json``, ``archived.json``, ``positions.json``, ``housekeeping.json``, ``scrub.json`` and an export are whole for
+    every reader, while three processes give them new content: no error, and nothing is left behind.
     """
     lake = Lake(tmp_path / "lake", SYSTEM_CLOCK)
     lake.begin("e1")
@@ -248,7 +254,16 @@ def test_three_processes_replace_the_small_files_at_once(tmp_path: Path, rounds:
 
     assert (ended, [child.returncode for child in children]) == ([""] * 3, [0] * 3)
     names = {path.name for path in (tmp_path / "lake").iterdir()}
-    assert names == {"lake.json", "jobs.json", "archived.json", "positions.json", "housekeeping.json", "tables"}
+    assert names == {
+        "lake.json",
+        "jobs.json",
+        "archived.json",
+        "positions.json",
+        "housekeeping.json",
+        "scrub.json",
+        "export",
+        "tables",
+    }
     assert load_archived(lake.storage, "e1") == {"t": 1}
 
 
@@ -277,3 +292,91 @@ def test_what_a_killed_writer_left_is_deleted(tmp_path: Path) -> None:
 
     assert done.deleted_files == 1
     assert {path.name for path in tmp_path.glob("*.new")} == {"lake.json.2-0.new"}
+
+
+def test_a_scratch_folder_of_a_killed_process_goes_with_the_next_one(tmp_path: Path) -> None:
+    """
+    What a killed process left is deleted when another one makes such a folder; that of a living one, and what is no such folder, stays.
+    """
+    child = subprocess.Popen(
+        [sys.executable, "-c", _CHILD, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    assert child.stdout is not None
+    left = Path(child.stdout.readline().strip())
+    (left / "checkpoint").mkdir()
+    (tmp_path / "t-other").mkdir()
+    with owned_folder("t-", within=tmp_path) as mine:
+        assert {left, mine, tmp_path / "t-other"} == set(tmp_path.iterdir())
+        child.kill()
+        child.communicate()
+        with owned_folder("t-", within=tmp_path) as second:
+            assert {second, mine, tmp_path / "t-other"} == set(tmp_path.iterdir())
+    assert list(tmp_path.iterdir()) == [tmp_path / "t-other"]
+
+
+_CHILD = """
+import sys
+from pathlib import Path
+from tidings.pipeline.scratch import owned_folder
+with owned_folder("t-", within=Path(sys.argv[1])) as folder:
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+
+
+ODD_FOLDERS = ("a#b", "a?b", "a%b", "a b", "a[x]", "a{x,y}", "a*b", "ünï")
+
+
+@pytest.mark.parametrize("name", ["a%20b", "a\\b"])
+def test_a_folder_that_delta_rs_cannot_reach_is_refused(tmp_path: Path, name: str) -> None:
+    """
+    A path that delta-rs takes for another one is named before anything is made; in another folder the lake is made.
+    """
+    workspace = Workspace(tmp_path / name)
+    workspace.append([event(1)])
+    run = ("pipeline", "run", "--jobs", "none", "-w", workspace.folder)
+
+    refused = invoke(*run, "--json")
+
+    assert json.loads(refused.stderr.splitlines()[-1])["error"]["code"] == "lake.path_refused"
+    assert not (workspace.folder / "lake").exists()
+    assert invoke(*run, "--lake", tmp_path / "lake").exit_code == 0
+    assert query(Lake(tmp_path / "lake", SYSTEM_CLOCK), "select count(*) from silver.events").rows == ((1,),)
+    assert {path.name for path in tmp_path.iterdir()} == {name, "lake"}
+
+
+@pytest.mark.parametrize("name", ODD_FOLDERS)
+def test_a_workspace_may_have_any_name(tmp_path: Path, name: str) -> None:
+    """
+    What has a meaning in addresses or in patterns of names is only a letter in the name of a folder: runs, queries, verify and repair.
+    """
+    workspace = Workspace(tmp_path / name)
+    workspace.append(event(number) for number in range(3))
+
+    for command in (("run", "--jobs", "none"), ("verify",), ("status",), ("repair", "--dry-run")):
+        done = invoke("pipeline", *command, "-w", workspace.folder)
+        assert done.exit_code == 0, done.stderr
+    assert query(workspace.lake, "select count(*) from silver.events").rows == ((3,),)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    settings = PipelineSettings(compact_files_min=2, vacuum_hours=0, keep_hours=0, checkpoint_commits=1)
+    workspace.append([event(9)])
+    assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code == 0
+    kept = keep_house(workspace.lake, settings, now_ns=SYSTEM_CLOCK.now_ns())
+    assert kept.compacted_files
+    assert kept.deleted_files
+    assert workspace.verify().is_equal
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("name", ODD_FOLDERS)
+def test_spark_reads_tables_below_a_folder_of_any_name(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    """
+    Spark is told which files to read by their names, and takes none of them for a pattern; partitioned tables keep their day.
+    """
+    lake = Lake(tmp_path / name, SYSTEM_CLOCK)
+    lake.begin("e1")
+    put_days(lake, [(1, FIRST), (2, SECOND), (3, SECOND)], 1, None)
+
+    rows = lake.read(spark, "gold.days", None, DAYS).orderBy("n").collect()
+
+    assert [tuple(row) for row in rows] == [(1, "n1", FIRST), (2, "n2", SECOND), (3, "n3", SECOND)]

@@ -2,7 +2,8 @@
 What consolidation works on: the memories that were encoded, what is known of them, and what was erased.
 
 A tombstone of type ``memory``, ``blob`` or ``index`` names one object by its id. One of type ``profile``, and a request of
-a data subject to be erased, names a person: all that was committed about them before it goes, and what comes later stays.
+a data subject to be erased, names a person: all that was committed about them before it goes, and what comes later stays. Each
+erases in the space of its own record, and in no other (``tidings.pipeline.erasures``).
 ``gold.erasures`` lists them, so that a job which reads a few days of the log need not search all of it for them.
 
 ``gold.memories`` and ``gold.memory_evidence`` have what payloads say, read once, when it is new. A new text is compared then, with
@@ -26,6 +27,7 @@ from pyspark.sql.pandas.functions import pandas_udf
 from pyspark.sql.types import BinaryType, DoubleType, StructField, StructType
 from pyspark.sql.window import Window, WindowSpec
 
+from tidings.pipeline.erasures import ERASURE_TYPES, erasures_in
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
 from .columns import brought, finite, instant, name_of_actor, number, text, texts, usable
@@ -39,36 +41,20 @@ _SCHEMA: Final = (
     "issued_at timestamp"
 )
 
-ERASURE_TYPES: Final = ("TOMBSTONE_PROPAGATE", "TOMBSTONE_APPLIED", "DSAR_EXPORT", "DSAR_ERASE")
-_ERASE_WORDS: Final = ("erase", "erasure", "delete", "deletion", "forget")
+REFUSED_ERASURES: Final = "gold.refused_erasures"
+_REFUSED_SCHEMA: Final = (
+    "space_id string, named_space string, reason string, erased_by string, erased_seq bigint, issued_at timestamp"
+)
 
 
-def erasures(events: DataFrame) -> DataFrame:
-    """
-    One row an erasure: ``space_id``, ``is_person``, ``object_id``, ``object_type``, ``erased_by`` (the event), ``erased_seq``,
-    ``issued_at``.
-
-    A ``DSAR_EXPORT`` erases only if its ``request`` says so: an export by itself takes nothing away. An erasure that names
-    nothing is passed over.
-    """
-    is_dsar = F.col("type").startswith("DSAR_")
-    wish = F.lower(F.coalesce(text("request"), text("kind"), text("action"), F.lit("")))
-    is_meant = ~is_dsar | (F.col("type") == "DSAR_ERASE") | wish.isin(*_ERASE_WORDS)
-    subject = F.coalesce(text("subject_id"), text("person_id"), text("user_id"))
-    object_type = F.when(is_dsar, F.lit("profile")).otherwise(F.coalesce(F.lower(text("object_type")), F.lit("memory")))
-    return (
-        events.where(F.col("type").isin(*ERASURE_TYPES) & is_meant)
-        .select(
-            F.coalesce(text("space_id"), F.col("space_id")).alias("space_id"),
-            (object_type == "profile").alias("is_person"),
-            F.when(is_dsar, subject).otherwise(F.coalesce(text("object_id"), subject)).alias("object_id"),
-            object_type.alias("object_type"),
-            F.col("event_id").alias("erased_by"),
-            F.col("seq").alias("erased_seq"),
-            F.coalesce(instant("issued_at"), F.col("ts")).alias("issued_at"),
-        )
-        .where(F.col("object_id").isNotNull() & (F.col("object_id") != ""))
-    )
+def _build_erasures(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    found = erasures_in(tables["silver.events"], F.coalesce(instant("issued_at"), F.col("ts")))
+    return {
+        ERASURES: found.where("refusal is null").drop("named_space", "refusal"),
+        REFUSED_ERASURES: found.where("refusal is not null").select(
+            "space_id", "named_space", F.col("refusal").alias("reason"), "erased_by", "erased_seq", "issued_at"
+        ),
+    }
 
 
 def without_erased(rows: DataFrame, erased: DataFrame, *, id_column: str, person: Column, seq: Column) -> DataFrame:
@@ -92,17 +78,20 @@ def without_erased(rows: DataFrame, erased: DataFrame, *, id_column: str, person
     return rows.join(objects, ["space_id", id_column], "left_anti").join(people, is_theirs, "left_anti")
 
 
-def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
-    return {ERASURES: erasures(tables["silver.events"])}
-
-
 CONSOLIDATION_ERASURES_JOBS: Final = (
     Job(
         name="erasures",
         about="Lists what tombstones and data subjects' requests say is to be erased.",
         reads=("silver.events",),
-        writes=(OutputTable(ERASURES, _SCHEMA, "An object or a person that is to be erased."),),
-        build=_build,
+        writes=(
+            OutputTable(ERASURES, _SCHEMA, "An object or a person that is to be erased."),
+            OutputTable(
+                REFUSED_ERASURES,
+                _REFUSED_SCHEMA,
+                "An erasure that erases nothing, because it names another space than its own, or nothing at all.",
+            ),
+        ),
+        build=_build_erasures,
         partitioning=Partitioning(
             lambda _: {"silver.events": InputWindow("seq", types=ERASURE_TYPES)}, seq_column="erased_seq"
         ),

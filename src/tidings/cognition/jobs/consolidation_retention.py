@@ -22,11 +22,12 @@ from pyspark.sql import functions as F
 
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
+from tidings.pipeline.erasures import ERASURE_TYPES
 from tidings.pipeline.jobs.job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting
 
 from .columns import as_of, digest, held, hours_between, iso, name_of_actor, summaries, text
 from .consolidation_duplicates import DUPLICATES, KEEP_SCORES
-from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURE_TYPES, ERASURES, MEMORIES, living
+from .consolidation_memories import CONSOLIDATION_TOPIC, ERASURES, MEMORIES, living
 from .consolidation_rollups import PATCH_SHARE_MAX, ROLLUPS, ROLLUPS_TOLD, told_rollups
 from .temporal_candidates import CANDIDATES
 from .temporal_features import DAYS, FEATURES, PATTERNS, RECENCY
