@@ -55,6 +55,9 @@ def show_status(out: Output, pipeline: Pipeline) -> None:
     for table in tables:
         if table.problem:
             out.text(f"DAMAGED {table.name}: {table.problem}; `tidings pipeline repair` makes it whole")
+    why_all = {table.job: table.last.why_all for table in tables if table.last is not None and table.last.why_all}
+    for name, why in why_all.items():
+        out.text(f"{name} last computed all of history, because {why}")
     for name, state in failed.items():
         out.text(f"FAILED {name} at {_moment(state.failed_at)}: {state.problem}")
     ahead = "the log does not say how much it is ahead" if pending is None else f"{pending} records are yet to come"
@@ -100,6 +103,7 @@ def _as_json(table: TableStatus) -> dict[str, Any]:
             "rows": last.rows,
             "days": last.days,
             "bytes_read": last.bytes_read,
+            "all_because": last.why_all or None,
         },
         "failed": None if last is None or not last.problem else {"at": last.failed_at, "problem": last.problem},
         "due": table.due,

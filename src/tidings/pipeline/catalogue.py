@@ -21,7 +21,8 @@ from .storage_errors import translate_read_errors
 
 _SCAN_FAILED: Final = "reading the stream registered as"
 """What DuckDB says if not the question, but a file that it leads to, is at fault."""
-_TABLE: Final = re.compile(r"\b(bronze|silver|gold)\s*\.\s*\"?([a-z_0-9]+)\"?", re.IGNORECASE)
+_LAYERS: Final = ("bronze", "silver", "gold")
+_TABLE: Final = r"\b({layers})\s*\.\s*\"?([a-z_0-9]+)\"?"
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,9 @@ def query(lake: Lake, sql: str, *, rows_max: int = 1000, memory_mb: int = 1024) 
             raise QueryRefused(str(lake.storage), _first(error)) from error
         if len(statements) != 1 or statements[0].type != duckdb.StatementType.SELECT:
             raise QueryRefused(str(lake.storage), "only one SELECT is answered")
-        for layer, name in sorted({(found[1].lower(), found[2]) for found in _TABLE.finditer(sql)}):
+        layers = {*_LAYERS, *lake.tables_folder.folders()}
+        tables = re.compile(_TABLE.format(layers="|".join(map(re.escape, sorted(layers)))), re.IGNORECASE)
+        for layer, name in sorted({(found[1].lower(), found[2]) for found in tables.finditer(sql)}):
             _show(duck, lake, layer, name)
         # What the question itself names is all it may reach: no other file, and no setting.
         duck.execute("set enable_external_access = false")

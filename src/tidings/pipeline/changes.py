@@ -5,8 +5,8 @@ A job without ``Partitioning`` is given whole tables and its own are replaced as
 days are made from, and only those days are replaced; one by seq is given the rows of new events and adds to its tables. Which
 days changed is told by the tables it reads: new rows of those that grow name their day, and the commits of other jobs name the
 days that they replaced. The note in a job's own commits says what it was made of: the version of each table it read, and its
-settings. What does not add up (other settings, a commit that names no days, a history that does not go back far enough) is
-computed as a whole, which is always right. Days are counted from 1970.
+settings. What does not add up (other settings, a commit that names no days, a log that was cleaned up past the position) is
+computed as a whole, which is always right, and the plan says why. Days are counted from 1970.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ _COMPARED_MAX: Final = 500_000
 _DIFFERING: Final = (
     'select distinct "{at}" from ((from before except all from after) union all (from after except all from before))'
 )
+NEVER_MADE: Final = "its tables were never made"
 _DAY_US: Final = 86_400_000_000
 _EPOCH: Final = date(1970, 1, 1)
 
@@ -59,6 +60,8 @@ class Plan:
     """Whether all rows are computed; otherwise only those of ``days`` or ``since``."""
     is_anew: bool = True
     """Whether what the job made before counts for nothing: it was never made, or by other settings, or of rows that have changed."""
+    why_all: str = ""
+    """Why all is computed, of a job that otherwise computes what changed."""
     days: Days = frozenset()
     """The days whose rows are replaced."""
     since: Mapping[str, int] = field(default_factory=dict)
@@ -149,6 +152,8 @@ class Changes:
     lake: Lake
     until: int
     as_of: datetime
+    compared_max: int = _COMPARED_MAX
+    """Up to so many rows, two versions of a table are compared."""
 
     def plan(self, job: Job, context: JobContext, state: JobState, *, is_again: bool) -> Plan | None:
         """What the job has to compute to be up to date; ``None`` if it is."""
@@ -157,7 +162,8 @@ class Changes:
         made = min((int(note.get("seq", 0)) for note in notes), default=0)
         positions: Mapping[str, Sequence[Any]] | None = None
         made_at = ""
-        if not is_again and notes and all(note.get("recipe") == recipe for note in notes):
+        why_all = _why_anew(job, notes, recipe, is_again=is_again)
+        if not why_all:
             oldest = min(notes, key=lambda note: int(note["seq"]))
             is_known = state.made == made and state.seq > made
             positions, made_at = (state.inputs, state.as_of) if is_known else (oldest["inputs"], str(oldest["as_of"]))
@@ -176,14 +182,14 @@ class Changes:
             return None
         if job.partitioning.seq_column:
             note["grows_by"] = job.partitioning.seq_column
-            since = None if positions is None else self._grown(windows, positions)
-            if since is None:
-                return Plan(note, windows=windows)
+            since = why_all if positions is None else self._grown(windows, positions)
+            if isinstance(since, str):
+                return Plan(note, windows=windows, why_all=since)
             kept = {name: note[name] for name in note if name != "days"}
             return Plan(kept, is_all=False, since=since, windows=windows)
-        days = None if positions is None else self._changed_days(job, context, windows, positions, made_at)
-        if days is None:
-            return Plan(note, windows=windows)
+        days = why_all if positions is None else self._changed_days(job, context, windows, positions, made_at)
+        if isinstance(days, str):
+            return Plan(note, windows=windows, why_all=days)
         note["days"] = [_date_of(day).isoformat() for day in sorted(days)]
         needed = {
             table: frozenset(near for day in days for near in range(day - each.days_before, day + each.days_after + 1))
@@ -214,20 +220,28 @@ class Changes:
             "digest" in self.lake.note(table) or self._changes(table, positions.get(table)) != [] for table in moved
         )
 
-    def _changes(self, table: str, position: Sequence[Any] | None) -> list[Note] | None:
-        """The notes of a table's commits since a position; ``None`` if all of it may have changed."""
-        if position is None or list(position[2:]) != self._moved(table):
-            return None
+    def _changes(self, table: str, position: Sequence[Any] | None) -> list[Note] | str:
+        """Return the notes of a table's commits since a position, however many; or why all of it may have changed."""
+        if position is None:
+            return f"{table} was not read before"
+        if list(position[2:]) != self._moved(table):
+            return f"a repair made {table} anew"
         found: list[Note] = []
+        last = -1
         for version, note in self._commits(table):
             if version <= position[0]:
                 # A table that lost its last commit has another one by the same number.
-                return found if version < position[0] or int(note.get("seq", 0)) == position[1] else None
-            if note.get("days", ()) is None or int(note.get("seq", -1)) < position[1]:
-                return None
+                is_joined = version < position[0] or int(note.get("seq", 0)) == position[1]
+                return found if is_joined else f"{table} lost commits"
+            if note.get("days", ()) is None:
+                return f"all of {table} was made anew"
+            if int(note.get("seq", -1)) < position[1]:
+                return f"{table} lost commits"
             found.append(note)
-        # It was not there then, or its log does not go back that far.
-        return found if position[0] < 0 and all("days" not in note for note in found) else None
+            last = version
+        if position[0] >= 0:
+            return f"the log of {table} begins at version {last}, and version {position[0]} was read last"
+        return found if all("days" not in note for note in found) else f"{table} was not there before"
 
     def _moved(self, table: str) -> list[str]:
         """Where a repair made the table anew, if it did: its versions count from there."""
@@ -235,14 +249,16 @@ class Changes:
 
     def _grown(
         self, windows: Mapping[str, InputWindow], positions: Mapping[str, Sequence[Any]]
-    ) -> dict[str, int] | None:
-        """For a job by seq: after which seq each table that has new rows for it is to be read; ``None`` to read all."""
+    ) -> dict[str, int] | str:
+        """For a job by seq: after which seq each table that has new rows for it is to be read; or why all is read."""
         since: dict[str, int] = {}
         has_grown = False
         for table, window in windows.items():
             changes = self._changes(table, positions.get(table))
-            if changes is None or (changes and window.is_whole):
-                return None
+            if isinstance(changes, str):
+                return changes
+            if changes and window.is_whole:
+                return f"{table} has changed, which every row is made from"
             if not window.is_whole:
                 since[table] = int(positions[table][1])
                 has_grown |= bool(changes) and bool(
@@ -257,19 +273,19 @@ class Changes:
         windows: Mapping[str, InputWindow],
         positions: Mapping[str, Sequence[Any]],
         made_at: str,
-    ) -> Days | None:
-        """The days that changes of the tables it reads touch, and those that rows have left; ``None`` for all."""
+    ) -> Days | str:
+        """The days that changes of the tables it reads touch, and those that rows have left; or why all are computed."""
         found: set[int] = set()
         for table, window in windows.items():
             if window.names_days and not (table in GROWING or "grows_by" in self.lake.note(table)):
                 differing = self._differing_days(table, window.at, positions.get(table))
-                if differing is None:
-                    return None
+                if isinstance(differing, str):
+                    return differing
                 found |= _near(differing, window)
                 continue
             changes = self._changes(table, positions.get(table))
-            if changes is None:
-                return None
+            if isinstance(changes, str):
+                return changes
             grows_by = GROWING.get(table) or next((note["grows_by"] for note in changes if "grows_by" in note), None)
             if grows_by is not None and changes:
                 reached = int(positions[table][1])
@@ -279,10 +295,12 @@ class Changes:
                 named = (note["days"] for note in changes if "days" in note)
                 days = {_day_of(day, 0) for each in named for day in each}
             if days and window.is_whole and not window.names_days:
-                return None
+                return f"{table} has changed, which every day is made from"
             found |= _near(days, window)
         found |= self._lapsed(job, context, made_at)
-        return None if len(found) > _DAYS_MAX else frozenset(found)
+        if len(found) > _DAYS_MAX:
+            return f"{len(found)} days have changed, and more than {_DAYS_MAX} are computed at once"
+        return frozenset(found)
 
     def _new_days(
         self, table: str, seq_column: str, window: InputWindow, since: int, *, is_row_enough: bool
@@ -306,25 +324,27 @@ class Changes:
                 found |= set(np.unique(_day_numbers(batch.column(0))).tolist())
         return found
 
-    def _differing_days(self, table: str, at: str, position: Sequence[Any] | None) -> set[int] | None:
-        """Of a table that is made anew: the days of the rows that it has now or had then, and not both; ``None`` if nobody can tell."""
+    def _differing_days(self, table: str, at: str, position: Sequence[Any] | None) -> set[int] | str:
+        """Of a table that is made anew: the days of the rows that it has now or had then, and not both; or why nobody can tell."""
         now = self._position(table)
-        if position is None or list(position[2:]) != self._moved(table) or min(now[0], position[0]) < 0:
-            return None
+        if position is None or min(now[0], position[0]) < 0:
+            return f"{table} was not there before"
+        if list(position[2:]) != self._moved(table):
+            return f"a repair made {table} anew"
         if now[0] == position[0]:
             return set()
         import duckdb  # slow to import, and few need it
 
         try:
             files = [self.lake.files(table, version=version) for version in (position[0], now[0])]
-            if sum(file.rows for found in files for file in found) > _COMPARED_MAX:
-                return None
+            if (count := sum(file.rows for found in files for file in found)) > self.compared_max:
+                return f"two versions of {table} have {count} rows, and up to {self.compared_max} are compared"
             with translate_read_errors(self.lake.folder(table)), duckdb.connect() as duck:
                 for name, found in zip(("before", "after"), files, strict=True):
                     duck.register(name, self.lake.dataset(table, found))
                 rows: Any = duck.sql(_DIFFERING.format(at=at)).to_arrow_table()
-        except LakeDamaged:  # what it was then is cleaned up
-            return None
+        except LakeDamaged:
+            return f"version {position[0]} of {table}, which was read last, has been cleaned up"
         return set(np.unique(_day_numbers(rows.column(0).combine_chunks())).tolist())
 
     def _lapsed(self, job: Job, context: JobContext, made_at: str) -> set[int]:
@@ -357,6 +377,20 @@ def _may_hold(file: DataFile, window: InputWindow) -> bool:
 def _near(days: set[int], window: InputWindow) -> set[int]:
     """The days that are made from rows of these days."""
     return {near for day in days for near in range(day - window.days_after, day + window.days_before + 1)}
+
+
+def _why_anew(job: Job, notes: Sequence[Note], recipe: str, *, is_again: bool) -> str:
+    """Why what the job's tables hold counts for nothing; empty if it counts."""
+    if is_again:
+        return "it was asked for"
+    for output, note in zip(job.writes, notes, strict=True):
+        if not note:
+            return NEVER_MADE
+        if note.get("job", job.name) != job.name:
+            return f"job {note['job']} made {output.table}"
+        if note.get("recipe") != recipe:
+            return "its settings or its columns are others than before"
+    return "" if notes else "it writes no table"
 
 
 def _recipe(job: Job, context: JobContext) -> str:

@@ -13,7 +13,6 @@ beside it take in what comes.
 from __future__ import annotations
 
 import contextlib
-import tempfile
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -22,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 
 from .bronze import Bronze, BronzeFill, messages_of
 from .errors import LakeConflict, SparkFailed
+from .scratch import owned_folder
 from .session import first_line
 
 if TYPE_CHECKING:
@@ -93,8 +93,8 @@ class Following:
     def _started(self, spark: SparkSession) -> StreamingQuery:
         stream = spark.readStream.format("tidings").options(**self._bronze.reader_options(spark, self.epoch))
         writer = stream.option("maxBytesPerTrigger", str(self._settings.commit_bytes_max)).load().writeStream
-        checkpoint = self._stack.enter_context(tempfile.TemporaryDirectory(prefix="tidings-follow-"))
-        writer = writer.foreachBatch(self._take).option("checkpointLocation", checkpoint)
+        checkpoint = self._stack.enter_context(owned_folder("tidings-follow-")) / "checkpoint"
+        writer = writer.foreachBatch(self._take).option("checkpointLocation", str(checkpoint))
         return writer.trigger(processingTime=f"{self._settings.follow_interval_ms} milliseconds").start()
 
     def _run_meanwhile(self) -> None:

@@ -20,10 +20,11 @@ from tidings.core.clock import Clock
 from tidings.core.events import Event
 
 from .bronze import bronze_state
-from .changes import GROWING, Changes, Plan, below
-from .errors import JavaMissing, JobFailed, MasterUnreachable, SparkFailed
+from .changes import GROWING, NEVER_MADE, Changes, Plan, below
+from .committer import Replaces
+from .errors import JavaMissing, JobFailed, LakeConflict, MasterUnreachable, SparkFailed
 from .jobs.job import Job, JobContext, OutputTable, shaped
-from .lake import Lake, Replaces, rows_of, stem
+from .lake import Lake, rows_of, stem
 from .schemas import CORE_TABLES, arrow_schema, columns_of
 from .session import Progress, ProgressStep, first_line, session_for_little, session_for_short_rows
 from .settings import PipelineSettings
@@ -43,6 +44,8 @@ the log has them now; if it has not (the workspace is busy), the next run says t
 
 OWN_DEVICE: Final = "tidings-pipeline"
 """The ``device`` of what the pipeline itself publishes: it makes no run due."""
+_TRIES_MAX: Final = 3
+"""So often a job is computed if other runs commit to its tables meanwhile."""
 _ENVELOPE_BYTES: Final = 1024
 """What a row may have beside what its event's payload says."""
 
@@ -131,7 +134,7 @@ class GoldJobs:
         result = JobResult(job.name)
         try:
             if not (is_paced and self._is_early(job, state)):
-                result = self._computed(job, state, is_again=is_again)
+                result = self._computed_beside_others(job, is_again=is_again)
             # What was not made anew has nothing new to say; and a summary costs all of a table, however little of it was
             # made anew, so it is paced even where its job is not.
             if not is_paced or (result.rows is not None and self._is_new_interval(job, state)):
@@ -147,6 +150,19 @@ class GoldJobs:
         self.shared.end(job)
         self._note_result(job, result)
         return result
+
+    def _computed_beside_others(self, job: Job, *, is_again: bool) -> JobResult:
+        """Bring the job's tables up to date, or find that another run of the same seq has done it meanwhile."""
+        for tries_left in reversed(range(_TRIES_MAX)):
+            try:
+                return self._computed(job, self.states.of(job.name), is_again=is_again)
+            except LakeConflict:
+                reached = min((int(self.lake.note(output.table).get("seq", 0)) for output in job.writes), default=0)
+                if not is_again and reached >= self.until:
+                    return JobResult(job.name)
+                if not tries_left:
+                    raise
+        raise AssertionError("no try was made")
 
     def _computed(self, job: Job, state: JobState, *, is_again: bool) -> JobResult:
         """Bring the job's tables up to date, if they are not."""
@@ -181,7 +197,14 @@ class GoldJobs:
                 raise JobFailed(job.name, f"it promised {output.table} and did not build it")
             rows[output.table] = self._stored(job, output, frame, plan, note, is_small=is_small)
         self.progress(ProgressStep(job.name, len(job.writes), len(job.writes), sum(rows.values())))
-        self.states.update(job.name, seq=self.until, made=self.until, inputs=plan.note["inputs"], as_of=note["as_of"])
+        self.states.update(
+            job.name,
+            seq=self.until,
+            made=self.until,
+            inputs=plan.note["inputs"],
+            as_of=note["as_of"],
+            why_all="" if plan.why_all == NEVER_MADE else plan.why_all,
+        )
         return replace(read, rows=rows, days=len(plan.days) or None)
 
     def _stored(

@@ -20,22 +20,21 @@ import contextlib
 import itertools
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from datetime import date
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import unquote
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 from deltalake import DeltaTable
-from deltalake.exceptions import CommitFailedError, DeltaError
 from deltalake.transaction import AddAction, RemoveAction
 
 from tidings.core.clock import Clock
 
-from .errors import LakeConflict, LakeDamaged, LakeUnreachable, TableRefused, UnknownTable
-from .schemas import CORE_LAYERS, arrow_schema, is_table_name, struct_of
+from .committer import Committer, Replaces
+from .errors import LakeConflict, LakeDamaged, LakeUnreachable, UnknownTable
+from .schemas import arrow_schema, struct_of
 from .storage import Storage
 from .storage_errors import blocked, in_the_way, translate_read_errors, translate_write_errors, words_of
 from .table_files import (
@@ -52,32 +51,19 @@ from .table_files import (
 )
 from .table_log import (
     COMMITS_KEPT_MAX,
-    NO_HOOKS,
-    UPKEEP_APP,
     Commit,
     Commits,
     Note,
     last_note,
-    log_file,
-    properties,
-    table_settings,
     translate_table_errors,
 )
 
 if TYPE_CHECKING:
-    from deltalake import CommitProperties
     from pyspark.sql import DataFrame, SparkSession
 
 _META: Final = "lake.json"
 _TABLES: Final = "tables"
 _LAYERS: Final = ("bronze", "silver", "gold")
-JOB_APPS: Final = "job."
-"""How the names of the applications of jobs begin."""
-_MAKING_APP: Final = "made"
-_TRIES_MAX: Final = 20
-"""So often a commit that does not depend on the table's version is tried again behind commits of others."""
-
-Replaces = Literal["nothing", "all"] | Sequence[date]
 
 
 class LakeMeta(msgspec.Struct, frozen=True):
@@ -107,8 +93,7 @@ class Lake:
         self._commits_kept_max = commits_kept_max
         self._opening = threading.Lock()
         self._opened: dict[str, DeltaTable] = {}
-        self._writing: dict[str, DeltaTable] = {}
-        """By table, a handle that commits, while no thread has it: whoever reads must not move it on to another version."""
+        self._committer = Committer(self)
         self._known_files: dict[str, tuple[int, Sequence[DataFile]]] = {}
         """By table, its version and the files that it has then."""
         self._known_commits: dict[str, Commits] = {}
@@ -230,6 +215,7 @@ class Lake:
 
     def begin(self, epoch: str) -> None:
         """Note which log the tables are made from. Tables of an epoch before it stay where they are, and are no part of the lake."""
+        self.storage.check_name()
         before = self.meta()
         if before is not None and before.epoch == epoch:
             return  # another run began it a moment ago
@@ -337,7 +323,7 @@ class Lake:
         if can_open(spark, folder):
             # The base path keeps Spark from taking the folders above for partitions.
             reader = spark.read.schema(schema).option("basePath", folder.url)
-            found = reader.parquet(*(file.uri for file in files))
+            found = reader.parquet(*(file.pattern for file in files))
             return found if files[0].day is None else found.select(*columns.names)  # Spark puts the day last
         names = spark.createDataFrame([(file.name, file.day) for file in files], "name string, day date")
         return names.repartition(len(files), "name").mapInArrow(FileReader(folder, columns), schema)
@@ -364,8 +350,10 @@ class Lake:
             if note is not None:
                 return int(newest["version"]), note
             break
-        if not self.exists(table) or not self.open(table).file_uris():
-            return -1, {}  # a run died between making the table and its first commit
+        if not self.exists(table):
+            return -1, {}
+        if not (opened := self.open(table)).file_uris():
+            return int(opened.version()), {}  # a run died between making the table and its first commit
         raise LakeDamaged(str(self.folder(table)), "none of its last commits is the pipeline's")
 
     def commits(self, table: str) -> Iterator[Commit]:
@@ -379,8 +367,8 @@ class Lake:
         folder = self.folder(table)
         known = self._known_commits.get(folder.url)
         if known is None:
-            known = self._known_commits.setdefault(folder.url, Commits(folder, table, self._commits_kept_max))
-        return known.read(lambda: self.open(table))
+            known = self._known_commits.setdefault(folder.url, Commits(folder, self._commits_kept_max))
+        return known.read(int(self.open(table).version()))
 
     def done(self, table: str, app: str) -> int | None:
         """The last version that an application committed to the table."""
@@ -418,25 +406,18 @@ class Lake:
             LakeConflict: Somebody else did this step, or came in between. Nothing was changed.
             LakeUnwritable: There is no room, or no permission.
         """
-        folder = self.folder(table)
-        self._make(table, schema, app=app, is_by_day=is_by_day, is_replaced=replaces == "all")
-        if replaces != "all" and self._add_columns(table, schema, read_version) and read_version is not None:
-            read_version += 1
-        days = sorted(day.isoformat() for day in replaces) if not isinstance(replaces, str) else None
-
-        def write(target: DeltaTable, commit: CommitProperties) -> None:
-            self._check_files(folder, target, adds, removes)
-            target.create_write_transaction(
-                [*adds, *removes],
-                "append" if replaces == "nothing" else "overwrite",
-                schema if replaces == "all" else target.schema(),
-                partition_by=[DAY_COLUMN] if is_by_day else None,
-                partition_filters=None if days is None else [(DAY_COLUMN, "in", days)],
-                commit_properties=commit,
-                post_commithook_properties=NO_HOOKS,
-            )
-
-        return self._commit(table, write, app=app, version=version, note=note, read_version=read_version)
+        return self._committer.commit(
+            table,
+            schema,
+            adds,
+            removes,
+            app=app,
+            version=version,
+            note=note,
+            replaces=replaces,
+            is_by_day=is_by_day,
+            read_version=read_version,
+        )
 
     def commit_upkeep(
         self,
@@ -453,182 +434,18 @@ class Lake:
             LakeConflict: A file that is replaced is no longer part of the table. Nothing was changed.
             LakeUnwritable: There is no room, or no permission.
         """
+        return self._committer.commit_upkeep(table, adds, removes, settings=settings)
 
-        folder = self.folder(table)
-
-        def write(target: DeltaTable, commit: CommitProperties) -> None:
-            if settings is not None:
-                target.alter.set_table_properties(dict(settings), commit_properties=commit)
-                return
-            self._check_files(folder, target, adds, removes)
-            target.create_write_transaction(
-                [*adds, *removes],
-                "append",
-                target.schema(),
-                partition_by=target.metadata().partition_columns or None,
-                commit_properties=commit,
-                post_commithook_properties=NO_HOOKS,
-            )
-
-        return self._commit(table, write, app=UPKEEP_APP)
-
-    def _commit(
-        self,
-        table: str,
-        write: Callable[[DeltaTable, CommitProperties], object],
-        *,
-        app: str,
-        version: int | None = None,
-        note: Note | None = None,
-        read_version: int | None = None,
-    ) -> int:
+    def check_place(self, table: str) -> None:
         """
-        Commit to a table; its new version. Every commit to a table that is there goes this way.
-
-        The commit is made to one version of the table, and fails if another one comes first. Without ``read_version`` it is then
-        tried again behind that one, with the checks done anew.
-
-        Args:
-            table: Which table.
-            write: Makes the commit with the handle and the properties that it is given, or answers ``False`` if there is nothing
-                to commit; called again for each try.
-            app, version: Whose step it is, and which; the next one if left out.
-            note: What is true from now on; the note of the version that is committed to if left out.
-            read_version: The only version that may be committed to.
+        Make sure that a table is where ``lake.json`` says now.
 
         Raises:
-            LakeConflict: Somebody else did this step, or came in between. Nothing was changed.
-            LakeUnwritable, LakeUnreachable, LakeDamaged
+            LakeConflict: A repair moved it.
         """
-        folder = self.folder(table)
-        self._check_place(table)
-        for _ in range(_TRIES_MAX):
-            with self.changing(table), self._held(table) as target:
-                at, done = int(target.version()), target.transaction_version(app)
-                step = (done or 0) + 1 if version is None else version
-                if (done is not None and done >= step) or read_version not in (None, at):
-                    raise LakeConflict(str(folder), "another run did the same")
-                said = self._note_at(target, table) if note is None else note
-                try:
-                    if write(target, properties(table, said, app, step)) is False:
-                        return at
-                except CommitFailedError:
-                    if read_version is not None or not self._has_moved(target, at):
-                        raise
-                    continue
-                self.sync(table, log_file(at + 1))
-                return at + 1
-        raise LakeConflict(str(folder), "others commit to it all the time")
-
-    @contextlib.contextmanager
-    def _held(self, table: str) -> Iterator[DeltaTable]:
-        """A handle of the table as it is now, which nobody else moves on until this ends."""
-        folder = self.folder(table)
-        target = self._writing.pop(folder.url, None)
-        if target is None:
-            target = DeltaTable(folder.table_url, storage_options=dict(folder.options))
-        else:
-            target.update_incremental()
-        yield target
-        self._writing[folder.url] = target
-
-    def _has_moved(self, target: DeltaTable, at: int) -> bool:
-        """Whether there is a version after this one."""
-        target.update_incremental()
-        return int(target.version()) > at
-
-    def _note_at(self, target: DeltaTable, table: str) -> Note | None:
-        """The note that holds for the version that a handle is at."""
-        at = int(target.version())
-        commits = (entry for entry in self.commits(table) if entry["version"] <= at)
-        return last_note(commits, self.folder(table), table)
-
-    def _check_place(self, table: str) -> None:
         folder = self.folder(table)
         if not self._is_apart and self._folder(table, self._read_meta()) != folder:
             raise LakeConflict(str(folder), "a repair moved it meanwhile")
-
-    @staticmethod
-    def _check_files(
-        folder: Storage, target: DeltaTable, adds: Sequence[AddAction], removes: Sequence[RemoveAction]
-    ) -> None:
-        """
-        Make sure that files that go are part of the table, and that those that come are still there.
-
-        Raises:
-            LakeConflict: They are not. What the commit is about was done, or swept away, by somebody else.
-        """
-        if removes:
-            there = {unquote(path) for path in pa.table(target.get_add_actions(flatten=True))["path"].to_pylist()}
-            if any(each.path not in there for each in removes):
-                raise LakeConflict(str(folder), "a file that was to be replaced is no part of it any more")
-        if folder.is_local and any(not (folder.path / each.path).exists() for each in adds):
-            raise LakeConflict(str(folder), "a file that was to be added has been deleted")
-
-    def _make(self, table: str, schema: pa.Schema, *, app: str, is_by_day: bool, is_replaced: bool) -> None:
-        """Make a table if it is not there, or anew if it is partitioned otherwise and all of it is replaced."""
-        self._check_owner(table, app)
-        self._check_place(table)
-        folder, by = self.folder(table), [DAY_COLUMN] if is_by_day else []
-
-        def make(mode: Literal["error", "overwrite"], commit: CommitProperties) -> None:
-            DeltaTable.create(
-                folder.table_url,
-                schema,
-                mode=mode,
-                partition_by=by or None,
-                configuration=table_settings(schema),
-                storage_options=dict(folder.options),
-                commit_properties=commit,
-                post_commithook_properties=NO_HOOKS,
-            )
-
-        with self.changing(table):
-            if not self.exists(table):
-                if folder.is_local:
-                    folder.path.mkdir(parents=True, exist_ok=True)
-                try:
-                    make("error", properties(table, None, _MAKING_APP, 1))
-                except DeltaError:
-                    if not DeltaTable.is_deltatable(folder.table_url, dict(folder.options)):
-                        raise  # otherwise another run has made it this moment
-            if self.open(table).metadata().partition_columns == by:
-                return
-        if not is_replaced:
-            raise LakeConflict(str(folder), "it is partitioned otherwise, and has to be made anew")
-        self._commit(table, lambda _, commit: make("overwrite", commit), app=_MAKING_APP)
-
-    def _check_owner(self, table: str, app: str) -> None:
-        """
-        Make sure that an application may write a table.
-
-        Raises:
-            TableRefused: A job may not: the table is the pipeline's own, or has a name that nobody would find it by.
-        """
-        if not is_table_name(table):
-            raise TableRefused(table, "its name is not like gold.topic_minutes: a layer and a name, in a-z, 0-9 and _")
-        if app.startswith(JOB_APPS) and table.partition(".")[0] in CORE_LAYERS:
-            raise TableRefused(table, "the layers bronze and silver are the pipeline's own, and jobs only read them")
-
-    def _add_columns(self, table: str, schema: pa.Schema, read_version: int | None) -> bool:
-        """Add the columns that a newer version of the pipeline has, null for rows from before; whether there were any."""
-        from deltalake import Schema as DeltaSchema
-
-        def fresh(target: DeltaTable) -> pa.Schema:
-            have = set(pa.schema(target.schema().to_arrow()).names)
-            return pa.schema([column for column in schema if column.name not in have])
-
-        if not len(fresh(self.open(table))):
-            return False
-
-        def add(target: DeltaTable, commit: CommitProperties) -> bool:
-            columns = fresh(target)
-            if len(columns):
-                target.alter.add_columns(DeltaSchema.from_arrow(columns).fields, commit_properties=commit)
-            return bool(len(columns))
-
-        self._commit(table, add, app=UPKEEP_APP, read_version=read_version)
-        return True
 
     def sync(self, table: str, *names: str) -> None:
         """Have files of a table last, that the table library wrote: retention drops segments on the word of a commit."""

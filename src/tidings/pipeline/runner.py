@@ -13,13 +13,14 @@ created. The second is always refused.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
@@ -28,7 +29,7 @@ from tidings.log.embedded.disk import Disk, OsDisk, read_file
 from tidings.log.embedded.layout import Layout
 
 from .bronze import Bronze, BronzeFill, bronze_state, check_reach
-from .errors import EpochChanged, LakeOfAnotherLog, PipelineError
+from .errors import EpochChanged, LakeConflict, LakeOfAnotherLog, PipelineError
 from .following import FollowedBatch, Following
 from .gold import OWN_DEVICE, GoldJobs, JobResult, Publish
 from .housekeeping import keep_house
@@ -86,7 +87,10 @@ def check_epoch(lake: Lake, layout: Layout, disk: Disk, epoch: str, *, accepts_e
     lake.begin(epoch)
 
 
+_T = TypeVar("_T")
 _JOBS_AT_ONCE: Final = 4
+_TRIES_MAX: Final = 5
+"""So often a step is begun if other runs do it at the same time."""
 _OWN_BYTES_MAX: Final = 4 << 20
 """With more than so many bytes in the log that are new, nobody asks who published them."""
 
@@ -180,7 +184,7 @@ class Pipeline:
         view = source.pin(before, load_hints(self.lake.storage, epoch=meta.epoch, seq=before))
         filled = BronzeFill(before, before)
         if view.until > before and not self._is_own(view):
-            filled = bronze.fill(spark, meta.epoch, report_to)
+            filled = _beside_others(lambda: bronze.fill(spark, meta.epoch, report_to))
         until = bronze.state().seq
         gained: Mapping[str, int] = {}
         results: tuple[JobResult, ...] = ()
@@ -235,7 +239,7 @@ class Pipeline:
         if filled.commits or not load_archived(self.lake.storage, epoch):
             save_archived(self.lake, epoch, filled.until)
         silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run, anew)
-        return silver.fill(spark, epoch, filled.until, progress)
+        return _beside_others(lambda: silver.fill(spark, epoch, filled.until, progress))
 
     def run_gold(
         self, spark: Callable[[], SparkSession], jobs: Sequence[Job], *, progress: Progress | None = None
@@ -353,6 +357,19 @@ class Pipeline:
         except PipelineError:
             return None
         return 0 if view.until == state.seq or self._is_own(view) else view.until - state.seq
+
+
+def _beside_others(step: Callable[[], _T]) -> _T:
+    """
+    Do a step again from where the tables are, if another run did part of it meanwhile.
+
+    Raises:
+        LakeConflict: Others were first each time.
+    """
+    for _ in range(_TRIES_MAX - 1):
+        with contextlib.suppress(LakeConflict):
+            return step()
+    return step()
 
 
 class _Meta(msgspec.Struct):

@@ -71,8 +71,6 @@ SILVER_SEGMENTS: Final = TableSpec(
     " first_seq bigint, last_seq bigint, size_bytes bigint, last_written_at timestamp",
     "One row a segment of the log, as it stood when a run last took in records.",
 )
-CORE_LAYERS: Final = ("bronze", "silver")
-"""The layers that only the pipeline itself writes."""
 _TABLE_NAME: Final = re.compile(r"[a-z][a-z0-9_]{0,63}\.[a-z][a-z0-9_]{0,127}")
 MESSAGES: Final = "message string"
 """What the data source gives when it archives: see ``bronze_task``."""
@@ -86,6 +84,11 @@ CORE_TABLES: Final = (
     SILVER_SYNC_EVENTS,
     SILVER_SEGMENTS,
 )
+
+
+def is_core_table(name: str) -> bool:
+    """Return whether only the pipeline itself writes a table: its own ones, and whatever else is in the layer bronze."""
+    return name.startswith("bronze.") or any(name == table.name for table in CORE_TABLES)
 
 
 def is_table_name(name: str) -> bool:

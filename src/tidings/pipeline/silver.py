@@ -30,7 +30,8 @@ from tidings.log.embedded.cursors import CursorFiles
 from tidings.log.embedded.disk import Disk
 from tidings.log.embedded.layout import Layout
 
-from .lake import Lake, Replaces, rows_of, stem
+from .committer import Replaces
+from .lake import Lake, rows_of, stem
 from .schemas import (
     BRONZE_EVENTS,
     SILVER_DEAD_LETTERS,

@@ -53,6 +53,8 @@ class JobState(msgspec.Struct, frozen=True, omit_defaults=True):
     """how many rows it wrote,"""
     days: int | None = None
     """to how many days of its tables (``None``: to all of them, or it does not go by days),"""
+    why_all: str = ""
+    """Why it then computed all rows, of a job that otherwise computes what changed;"""
     bytes_read: int = 0
     """and how large the files were that it was given."""
     every_s: float = 0.0

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
@@ -24,6 +25,8 @@ from .storage import Storage
 
 DAY_COLUMN: Final = "date"
 """The one column that a table may be partitioned by."""
+_PATTERN: Final = re.compile(r"[\\*?{}\[\]]")
+"""What has a meaning in a pattern of paths."""
 _TEXT_CHARS_MAX: Final = 64
 _LAST_LETTER: Final = "\U0010ffff"
 _ROW_GROUP_BYTES: Final = 32 << 20
@@ -54,6 +57,11 @@ class DataFile:
     def uri(self) -> str:
         """Where it is."""
         return self.folder.uri(self.name)
+
+    @property
+    def pattern(self) -> str:
+        """The pattern that means this file and no other, as Hadoop reads patterns of paths."""
+        return _PATTERN.sub(r"\\\g<0>", self.uri)
 
     def open(self) -> Any:
         """The file, for Arrow to read."""

@@ -1,25 +1,27 @@
 """
 The log of one table: what a commit says beside its files, the commits of the past, and what delta-rs raises in our words.
 
-Every commit carries a note, the table's name and the application that made it. ``Commits`` reads them back, the newest first:
-the last ones are kept in memory, older ones are read from the log's files as somebody asks for them, however many there are.
+Every commit carries a note, the table's name and the application that made it. ``Commits`` reads them back, the newest first, however
+many there are; the last ones are kept in memory. They are read from the log's files: delta-rs's own history is empty below a folder
+with ``#`` or ``?`` in its name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Iterator, Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
-from deltalake import CommitProperties, DeltaTable, PostCommitHookProperties, Transaction
+from deltalake import CommitProperties, PostCommitHookProperties, Transaction
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 
 from .errors import LakeBlocked, LakeConflict, LakeDamaged, LakeUnreachable, UnknownTable
 from .storage import Storage
-from .storage_errors import blocked, words_of
+from .storage_errors import blocked, translate_read_errors, words_of
 from .table_files import bounded_columns
 
 NOTE: Final = "tidings"
@@ -147,76 +149,57 @@ def last_note(commits: Iterator[Commit], folder: Storage, table: str) -> Note | 
 
 class Commits:
     """
-    The commits of one table's log. May be used by several threads.
+    The commits of one table's log, read from its files. May be used by several threads.
 
     Args:
         folder: Where the table is.
-        table: Its name.
         kept_max: How many of the last commits are kept in memory; older ones are read again each time.
     """
 
-    def __init__(self, folder: Storage, table: str, kept_max: int) -> None:
+    def __init__(self, folder: Storage, kept_max: int) -> None:
         self._folder = folder
-        self._table = table
         self._kept_max = kept_max
-        self._kept: tuple[tuple[Commit, ...], bool] = ((), False)
-        """The last commits, the newest first, and whether the log has no others."""
+        self._kept: dict[int, Commit] = {}
+        self._lock = threading.Lock()
 
-    def read(self, open_: Callable[[], DeltaTable]) -> Iterator[Commit]:
+    def read(self, newest: int) -> Iterator[Commit]:
         """
-        Yield the commits there are now, the newest first, as far back as the log goes.
+        Yield the commits up to a version, the newest first, as far back as the log goes.
 
-        Each of the last ones is read once for all callers, and no further back than a caller asks: an object store has to be asked
+        Each of the last ones is read once for all callers, and none before a caller asks for it: an object store has to be asked
         for every one.
 
         Args:
-            open_: Opens the table as it is now.
+            newest: The table's version now.
+
+        Raises:
+            LakeDamaged: A commit cannot be read.
         """
-        newest = int(open_().version())
-        known, is_all = self._kept
-        ahead = newest - known[0]["version"] if known else 0
-        if ahead < 0:  # it lost commits meanwhile
-            known, is_all = (), False
-        elif ahead > 0:
-            fresh = self._history(open_, min(ahead, self._kept_max))
-            is_joined = bool(fresh) and fresh[-1]["version"] == known[0]["version"] + 1
-            joined = (*fresh, *known)
-            known, is_all = (
-                (joined[: self._kept_max], is_all and len(joined) <= self._kept_max) if is_joined else (fresh, False)
-            )
-        before = newest + 1
-        while True:
-            self._kept = (known, is_all)
-            for entry in known:
-                if entry["version"] < before:  # of what came since, nothing: another thread may have it known already
-                    yield entry
-                    before = entry["version"]
-            if is_all:
-                return
-            if len(known) >= self._kept_max:
-                break
-            count = min(max(1, 4 * len(known)), self._kept_max)
-            known = self._history(open_, count)
-            is_all = len(known) < count
-        while (older := self._at(before - 1)) is not None:
-            yield older
-            before -= 1
+        with self._lock:
+            if self._kept and newest < max(self._kept):
+                self._kept.clear()  # the table lost commits meanwhile, and others may get their numbers
+        for version in range(newest, -1, -1):
+            if (entry := self._kept.get(version)) is None:
+                if (entry := self._read(version)) is None:
+                    return
+                with self._lock:
+                    if version > max(self._kept, default=newest) - self._kept_max:
+                        self._kept[version] = entry
+                    while len(self._kept) > self._kept_max:
+                        del self._kept[min(self._kept)]
+            yield entry
 
-    def _history(self, open_: Callable[[], DeltaTable], count: int) -> tuple[Commit, ...]:
-        with translate_table_errors(self._folder, self._table):
-            return tuple(open_().history(count))
-
-    def _at(self, version: int) -> Commit | None:
-        """What one commit says, from its file; ``None`` if the log no longer has it."""
-        if version < 0:
-            return None
-        with translate_table_errors(self._folder, self._table):
+    def _read(self, version: int) -> Commit | None:
+        """What one commit says; ``None`` if the log no longer has it."""
+        with translate_read_errors(self._folder):
             data = self._folder.read(log_file(version))
-        for line in (data or b"").splitlines():
+        if data is None:
+            return None
+        found: dict[str, Any] = {}
+        for line in data.splitlines():
             if line.startswith(b'{"commitInfo"'):
                 try:
-                    found: dict[str, Any] = json.loads(line)["commitInfo"]
+                    found = json.loads(line)["commitInfo"]
                 except (ValueError, KeyError) as error:
                     raise LakeDamaged(self._folder.uri(log_file(version)), words_of(error)) from error
-                return {**found, "version": version}
-        return None if data is None else {"version": version}
+        return {**found, "version": version}

@@ -155,3 +155,34 @@ def test_a_run_beside_it_takes_nothing_away(
         assert reaches(query, 3) == 2
 
     assert workspace.verify().is_equal
+
+
+def test_two_threads_that_keep_house_leave_each_record_once(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    The query and the jobs beside it both keep house, at every look and of every table: log and lake are equal in the end.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append([event(0)])
+    busy = msgspec.structs.replace(SETTINGS, compact_files_min=2, vacuum_hours=0, checkpoint_commits=3)
+    pipeline, is_over = workspace.pipeline(busy), threading.Event()
+
+    def run_jobs() -> int:
+        rounds = 0
+        while not is_over.wait(0.01):
+            pipeline.run_gold(lambda: spark, ())
+            rounds += 1
+        return rounds
+
+    with ThreadPoolExecutor(1) as pool, pipeline.follow(lambda: spark) as query:
+        beside = pool.submit(run_jobs)
+        try:
+            for number in range(1, 13):
+                workspace.append([event(number)])
+                reaches(query, number + 1)
+        finally:
+            is_over.set()
+        assert beside.result() > 0
+
+    assert workspace.column("bronze.events", "seq") == workspace.column("silver.events", "seq") == list(range(1, 14))
+    assert len(workspace.lake.files("bronze.events")) < 13
+    assert workspace.verify().is_equal

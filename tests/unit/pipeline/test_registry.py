@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tidings.pipeline.errors import JobSetBroken, UnknownJob, UnknownJobSet
+from tidings.pipeline.errors import JobRefused, JobSetBroken, UnknownJob, UnknownJobSet
 from tidings.pipeline.jobs.job import Job, OutputTable
 from tidings.pipeline.jobs.registry import all_jobs, choose, in_order, job_sets, jobs_in_sets
 from tidings.pipeline.schemas import CORE_TABLES, arrow_schema
@@ -47,14 +47,35 @@ def test_who_reads_what_was_erased_gets_it_up_to_date() -> None:
         [job("a", "gold.b", "gold.a"), job("b", "gold.a", "gold.b")],
         [job("a", "", "gold.x"), job("b", "", "gold.x")],
         [job("a", "", "gold.x"), job("a", "", "gold.y")],
+        [job("a", "", "bronze.events")],
+        [job("a", "", "silver.events")],
+        [job("a", "silver.events", "bronze.orders")],
+        [job("a", "", "gold.orders-by-type")],
+        [job("a", "", "gold.Orders")],
+        [job("a", "", "orders")],
+        [job("a", "", "gold.a.b")],
+        [job("a", "", "gold.../../x")],
     ],
-    ids=["a circle", "one table twice", "one name twice"],
+    ids=[
+        "a circle",
+        "one table twice",
+        "one name twice",
+        "bronze",
+        "silver",
+        "layer",
+        "-",
+        "A",
+        "bare",
+        "dots",
+        "path",
+    ],
 )
 def test_jobs_that_cannot_be_ordered_are_refused(jobs: list[Job]) -> None:
     """
-    A circle, two makers of one table and two jobs of one name are mistakes, not a matter of luck.
+    A circle, two makers of one table, two jobs of one name, and tables that are the pipeline's own or that nobody would find are
+    mistakes, not a matter of luck.
     """
-    with pytest.raises(ValueError, match="job"):
+    with pytest.raises(JobRefused, match=r"job '[ab]' is refused"):
         in_order(jobs)
 
 

@@ -19,6 +19,7 @@ from tests.unit.pipeline.support import Workspace, event
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.pipeline.errors import LakeConflict
 from tidings.pipeline.housekeeping import keep_house
+from tidings.pipeline.jobs.registry import all_jobs
 from tidings.pipeline.lake import Lake, LakeMeta
 from tidings.pipeline.schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
 from tidings.pipeline.settings import PipelineSettings
@@ -406,7 +407,7 @@ def take_back(lake: Lake, table: str, note: dict[str, Any]) -> None:
 def test_rows_that_are_there_twice_are_found_and_taken_out(tmp_path: Path) -> None:
     """
     What ``verify`` calls not equal because rows are there twice, ``repair --dry-run`` names and ``repair`` mends, in every table of bronze
-    and silver; an erased record stays erased.
+    and silver; then runs go on.
     """
     workspace = filled(tmp_path)
     lake = workspace.lake
@@ -486,3 +487,58 @@ def test_a_query_names_a_bronze_that_lost_commits(tmp_path: Path) -> None:
         assert "its log ends at seq 18, and it held the records up to 21" in asked.stderr
     shown = invoke("table", "show", "bronze.events", "-w", workspace.folder)
     assert "its log ends at seq 18" in shown.stderr
+
+
+def test_an_erased_record_that_is_there_twice_stays_erased(workspace: Workspace) -> None:
+    """
+    Where one copy of a record still says something, and the other was erased, the erased one is kept.
+    """
+    lake, schema = workspace.lake, arrow_schema(BRONZE_EVENTS.schema)
+    file = lake.files(BRONZE_EVENTS.name)[0]
+    rows = lake.dataset(BRONZE_EVENTS.name, [file], schema).to_table()
+    at = schema.get_field_index("payload")
+    erased = rows.set_column(at, "payload", pa.nulls(rows.num_rows, pa.string()))
+    entry = write_file(lake.folder(BRONZE_EVENTS.name), "erased.parquet", schema, [erased])
+    assert entry is not None
+    note = lake.note(BRONZE_EVENTS.name)
+    lake.commit(BRONZE_EVENTS.name, schema, lake.adds([entry]), app="scrub", version=1, note=note)
+
+    assert repaired(workspace)["repeated"] == {BRONZE_EVENTS.name: rows.num_rows}
+
+    payloads = dict(workspace.rows(BRONZE_EVENTS.name, "seq", "payload"))
+    assert sorted(payloads) == list(range(1, 41))
+    assert {seq for seq, payload in payloads.items() if payload is None} == set(rows["seq"].to_pylist())
+
+
+def test_tables_of_jobs_that_are_wrong_are_named(tmp_path: Path) -> None:
+    """
+    A job's table whose files were put together twice at once, and one by seq with rows past its note, are named, and their jobs are
+    those that a repair does again.
+    """
+    workspace = filled(tmp_path)
+    outputs = {output.table: (output, each.name) for each in all_jobs() for output in each.writes}
+    for table, column in (("gold.topic_minutes", ""), ("gold.erasures", "erased_seq")):
+        output, name = outputs[table]
+        for version in (1, 2):
+            row = {column: 5} if column else {}
+            rows = pa.Table.from_pylist([row], schema=arrow_schema(output.schema))
+            note = {"epoch": workspace.epoch, "seq": 4, "job": name}
+            workspace.lake.write_rows(
+                rows,
+                table,
+                output.schema,
+                app=f"job.{name}",
+                version=version,
+                note=note,
+                run=f"r{version}",
+                replaces="nothing",
+            )
+    compact_twice(workspace.lake, "gold.topic_minutes")
+
+    seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", workspace.folder).stdout)
+
+    assert seen["wrong_tables"] == {
+        "gold.erasures": "it has rows past seq 4, which its note names as the last",
+        "gold.topic_minutes": "its files were put together twice at once",
+    }
+    assert seen["rebuilt_jobs"] == ["erasures", "topic_minutes"]

@@ -26,7 +26,7 @@ from tidings.log.embedded.disk import OsDisk
 from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
 from tidings.pipeline import bronze, runner
 from tidings.pipeline.bronze import Bronze
-from tidings.pipeline.errors import EpochChanged, JavaMissing, JobFailed, LakeConflict, LakeOfAnotherLog, PositionLost
+from tidings.pipeline.errors import EpochChanged, JavaMissing, JobFailed, LakeOfAnotherLog, PositionLost
 from tidings.pipeline.gold import OWN_DEVICE
 from tidings.pipeline.jobs.job import Build, InputWindow, Job, JobContext, OutputTable, Partitioning
 from tidings.pipeline.lake import Lake
@@ -725,7 +725,7 @@ def test_two_runs_at_once_lose_and_repeat_nothing(
     spark: SparkSession, workspace: Workspace, monkeypatch: pytest.MonkeyPatch, step: str
 ) -> None:
     """
-    Of two runs that do the same step the second is told, or finds it done; what is there is what one run would have made.
+    Of two runs that do the same step the second goes on from what the first did; what is there is what one run would have made.
     """
     owner, name = {"fill_bronze": (Bronze, "take"), "fill_silver": (Silver, "fill")}[step]
     original = getattr(owner, name)
@@ -736,13 +736,36 @@ def test_two_runs_at_once_lose_and_repeat_nothing(
         return original(*args)
 
     monkeypatch.setattr(owner, name, overtaken)
-    told = contextlib.nullcontext() if step == "fill_silver" else pytest.raises(LakeConflict)
-    with told:
-        workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [COUNTS])
+    workspace.pipeline(TEST_SETTINGS).run(lambda: spark, [COUNTS])
 
     assert workspace.verify().is_equal
     assert len(workspace.rows("bronze.events")) == len(workspace.rows("silver.events")) == 30
     assert sum(row[0] for row in workspace.rows("gold.counts", "events")) == 30
+
+
+def test_a_job_that_another_run_has_done_is_done(
+    spark: SparkSession, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    Another run does a job while this one computes it: here it is done too, not failed, and the table is as after one of them.
+    """
+    mine, other = workspace.pipeline(TEST_SETTINGS), workspace.pipeline(TEST_SETTINGS)
+    writing, coming = Lake.write_files, iter([other])
+
+    def write_files(self: Lake, *given: Any, **named: Any) -> Any:
+        found = writing(self, *given, **named)
+        if self is mine.lake:
+            for beside in coming:
+                assert beside.run(lambda: spark, [COUNTS]).failed == ()
+        return found
+
+    monkeypatch.setattr(Lake, "write_files", write_files)
+    report = mine.run(lambda: spark, [COUNTS])
+
+    assert (report.failed, report.jobs[0].rows, list(coming)) == ((), None, [])
+    assert JobStates(workspace.lake.storage, workspace.epoch).failed() == {}
+    assert len(workspace.rows("gold.counts")) == 4
+    assert workspace.verify().is_equal
 
 
 def test_silver_can_be_made_anew(spark: SparkSession, filled: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -31,7 +31,16 @@ def made(folder: Path) -> Workspace:
     for name in ("paced", "broken"):
         write_table(workspace.lake, f"gold.{name}", "n bigint", [{"n": 1}], {"seq": 2, "job": name})
     states = JobStates(workspace.lake.storage, workspace.epoch)
-    done = {"seq": 2, "made": 2, "ran_at": AS_OF, "seconds": 1.5, "rows": 1200, "days": 1, "bytes_read": 7}
+    done = {
+        "seq": 2,
+        "made": 2,
+        "ran_at": AS_OF,
+        "seconds": 1.5,
+        "rows": 1200,
+        "days": 1,
+        "bytes_read": 7,
+        "all_because": None,
+    }
     states.update("paced", **done, as_of=AS_OF, every_s=600.0)
     states.update("broken", **done, failed_at="2026-03-02T09:30:00+00:00", problem="division by zero")
     states.update("never", failed_at="2026-03-02T09:31:00+00:00", problem="no such column")
@@ -54,7 +63,7 @@ def test_status_for_programs(tmp_path: Path) -> None:
     workspace = made(tmp_path)
     said = json.loads(invoke("pipeline", "status", "--json", "-w", workspace.folder).stdout)
     tables = {table["name"]: table for table in said["tables"]}
-    cost = {"at": AS_OF, "seconds": 1.5, "rows": 1200, "days": 1, "bytes_read": 7}
+    cost = {"at": AS_OF, "seconds": 1.5, "rows": 1200, "days": 1, "bytes_read": 7, "all_because": None}
 
     assert (said["seq"], said["pending"]) == (4, 1)
     assert (tables["bronze.events"]["rows"], tables["bronze.events"]["job"], tables["bronze.events"]["last"]) == (

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Sequence
 from importlib.metadata import EntryPoint, entry_points
 from typing import Final
 
-from ..errors import JobSetBroken, UnknownJob, UnknownJobSet
+from ..errors import JobRefused, JobSetBroken, UnknownJob, UnknownJobSet
+from ..schemas import is_core_table, is_table_name
 from .job import Job
 
 GROUP: Final = "tidings.jobs"
@@ -69,6 +70,10 @@ def _load(entry: EntryPoint) -> tuple[Job, ...]:
     for job in jobs:
         if not isinstance(job, Job):
             raise JobSetBroken(entry.name, f"{entry.value} lists {job!r}, which is no Job")
+        try:
+            _check_tables(job)
+        except JobRefused as error:
+            raise JobSetBroken(entry.name, str(error)) from error
     return jobs
 
 
@@ -91,6 +96,20 @@ def choose(jobs: Sequence[Job], names: Iterable[str] | None) -> tuple[Job, ...]:
     return tuple(job for job in jobs if job.name in wanted or (_is_by_seq(job) and not read.isdisjoint(_tables(job))))
 
 
+def _check_tables(job: Job) -> None:
+    """
+    Make sure that a job's tables have names that tables are found by, and are none of the pipeline's own.
+
+    Raises:
+        JobRefused: They are not.
+    """
+    for output in job.writes:
+        if not is_table_name(output.table):
+            raise JobRefused(job.name, f"{output.table!r} is no name of a table: a layer and a name, in a-z, 0-9 and _")
+        if is_core_table(output.table):
+            raise JobRefused(job.name, f"it writes {output.table}, which is the pipeline's own, and jobs only read it")
+
+
 def _is_by_seq(job: Job) -> bool:
     return job.partitioning is not None and bool(job.partitioning.seq_column)
 
@@ -104,17 +123,19 @@ def in_order(jobs: Sequence[Job]) -> tuple[Job, ...]:
     The jobs so that each comes after those whose tables it reads; otherwise by name.
 
     Raises:
-        ValueError: Two jobs have one name or write one table, or they wait for each other.
+        JobRefused: Two jobs have one name or write one table, or they wait for each other; or a job writes a table that is not its own.
     """
     makers: dict[str, str] = {}
     for job in jobs:
+        _check_tables(job)
         for output in job.writes:
             if output.table in makers:
-                raise ValueError(f"jobs {makers[output.table]!r} and {job.name!r} both write {output.table}")
+                raise JobRefused(job.name, f"job {makers[output.table]!r} writes {output.table} too")
             makers[output.table] = job.name
     waiting = {job.name: job for job in sorted(jobs, key=lambda each: each.name)}
     if len(waiting) != len(jobs):
-        raise ValueError("two jobs have the same name")
+        names = [job.name for job in jobs]
+        raise JobRefused(next(name for name in names if names.count(name) > 1), "another job has the same name")
     ordered: list[Job] = []
     while waiting:
         ready = [
@@ -123,7 +144,7 @@ def in_order(jobs: Sequence[Job]) -> tuple[Job, ...]:
             if not any((maker := makers.get(table)) in waiting and maker != job.name for table in job.reads)
         ]
         if not ready:
-            raise ValueError(f"jobs wait for each other: {', '.join(waiting)}")
+            raise JobRefused(next(iter(waiting)), f"jobs wait for each other: {', '.join(waiting)}")
         ordered.append(ready[0])
         del waiting[ready[0].name]
     return tuple(ordered)
