@@ -39,7 +39,6 @@ def made(folder: Path) -> Workspace:
         "rows": 1200,
         "days": 1,
         "bytes_read": 7,
-        "all_because": None,
     }
     states.update("paced", **done, as_of=AS_OF, every_s=600.0)
     states.update("broken", **done, failed_at="2026-03-02T09:30:00+00:00", problem="division by zero")
