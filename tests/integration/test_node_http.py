@@ -260,13 +260,13 @@ _KEY = b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
             None,
         ),
         (
-            b"POST /v1/events HTTP/1.1\r\nX-Request-Id: mine\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+            b"POST /v1/events HTTP/1.1\r\nHost: n\r\nX-Request-Id: mine\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
             400,
             "node.malformed_request",
             "mine",
         ),
         (
-            b"POST /v1/events HTTP/1.1\r\nX-Request-Id: mine\r\nContent-Length: 99999999999\r\n\r\n",
+            b"POST /v1/events HTTP/1.1\r\nHost: n\r\nX-Request-Id: mine\r\nContent-Length: 99999999999\r\n\r\n",
             413,
             "node.body_too_large",
             "mine",

@@ -148,7 +148,7 @@ async def stage_for(workspace: Path, sync: SyncSettings) -> AsyncIterator[Socket
 
 @pytest.mark.parametrize("name", SCENARIOS)
 async def test_the_scenario_goes_as_written_over_sockets(tmp_path: Path, name: str) -> None:
-    """Every message of the transcript comes as written through uvicorn, picows and the log on disk."""
+    """Every message of the transcript comes as written through httptools, picows and the log on disk."""
     transcript = load(name)
     sync = msgspec.convert({"schemas": OPEN_SCHEMAS} | transcript["settings"], SyncSettings)
 

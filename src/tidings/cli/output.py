@@ -103,7 +103,7 @@ class ExtraMissing(TidingsError):
 
 EXTRAS: Final = {
     **dict.fromkeys(
-        ("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn", "uvloop"),
+        ("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvloop"),
         "server",
     ),
     "httpx": "client",

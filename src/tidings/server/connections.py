@@ -11,8 +11,10 @@ import asyncio
 import contextlib
 import logging
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
+
+from starlette.types import Scope
 
 from tidings.access.announcements import Announcer
 from tidings.access.endpoint import ConnectionLimits, Endpoint, Peer
@@ -20,11 +22,11 @@ from tidings.access.guard import AbuseCounter, Directive, DosGuard
 from tidings.core.clock import Clock
 from tidings.core.errors import TidingsError
 
-from .edge import PeerCounts
+from .edge import UNIX, PeerCounts, request_id_of
 from .errors import NodeStopping, NoSuchEndpoint, TooManyConnections
 from .memory import MemoryBudget
 from .settings import ServerSettings
-from .websocket import Framer, SocketTransport
+from .websocket import Framer, SocketProtocol, SocketTransport, peer_of
 
 logger = logging.getLogger(__name__)
 
@@ -107,13 +109,37 @@ class Connections:
         Raises:
             TidingsError: It may not; the error says why.
         """
+        memory = self.memory.open(address)
         try:
             endpoint = self._check(peer, address)
+            memory.hold(self.settings.read_buffer_bytes)
             peer = endpoint.admit(peer)
         except TidingsError as error:
+            memory.close()
             self.refused[error.code] += 1
             raise
-        return SocketTransport(self, endpoint, peer, address)
+        return SocketTransport(self, endpoint, peer, address, memory)
+
+    def take_over(
+        self, transport: asyncio.Transport, scope: Scope, key: bytes, rest: bytes, leave: Callable[[], None]
+    ) -> None:
+        """
+        Answer a valid WebSocket handshake, and take the connection over.
+
+        Args:
+            transport: The connection.
+            scope: The request.
+            key: Its key.
+            rest: What came behind its head.
+            leave: Called when the connection is taken.
+
+        Raises:
+            TidingsError: It is refused; nothing was answered.
+        """
+        listener = self.admit(peer_of(scope), UNIX if scope["client"] is None else scope["client"][0])
+        leave()
+        named = {"X-Request-Id": request_id_of(scope["headers"]), **listener.upgrade_headers}
+        SocketProtocol(listener, named).begin(transport, key, rest)
 
     def _check(self, peer: Peer, address: str) -> Endpoint[Any]:
         if self._is_stopping:

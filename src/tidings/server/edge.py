@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import orjson
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -39,7 +40,6 @@ from .errors import (
     HostRefused,
     InternalError,
     MethodNotAllowed,
-    NodeError,
     NodeStopping,
     OriginRefused,
     RequestRefused,
@@ -238,6 +238,8 @@ def problem_response(error: TidingsError, request_id: str | None) -> Response:
     return Response(body, status, headers)
 
 
+_NO_SNIFFING: Final = (b"x-content-type-options", b"nosniff")
+_NEVER_STORED: Final = (b"cache-control", b"no-store")
 _FOREIGN_SITES: Final = (b"cross-site", b"same-site")
 
 
@@ -371,38 +373,19 @@ class Edge:
         """
         check_page(headers, self._settings(), is_open=self._is_open, is_unix=client is None)
 
-    def refusing(self, error: TrafficRefused) -> ASGIApp:
-        """An application that answers a request that there is no place for, and does nothing else."""
+    def refusing(self, error: TidingsError) -> ASGIApp:
+        """An application that answers with this error, and ends the connection."""
 
         async def refuse(scope: Scope, receive: Receive, send: Send) -> None:
             settings = self._settings()
             exchange = _Exchange(scope, receive, send, settings)
             self.refused[error.code] += 1
-            await exchange.refuse(error, error.status, {"retry-after": "1", "connection": "close"})
+            status, _, headers = problem_parts(error, exchange.request_id)
+            del headers["content-type"]
+            await exchange.refuse(error, status, {**headers, **getattr(error, "headers", {}), "connection": "close"})
             self._note(exchange, scope, settings, 0.0)
 
         return refuse
-
-    def refused_below(
-        self, error: TrafficRefused, headers: Iterable[tuple[bytes, bytes]], scope: Mapping[str, Any]
-    ) -> tuple[str, bytes]:
-        """
-        The id and the body of an answer that is given below the application, to what is no whole request.
-
-        Args:
-            error: Why it is refused.
-            headers: Those that came, names in lower case.
-            scope: What is known of the request; method and path may be missing.
-        """
-        request_id = scope.get("state", {}).get("request_id") or request_id_of(headers)
-        body = orjson.dumps(problem_of(error, error.status, request_id))
-        self.refused[error.code] += 1
-        method, path = scope.get("method", "?"), scope.get("path", "?")
-        self._observed(method if method in _METHODS else "other", _UNROUTED, error.status, 0.0)
-        if self._settings().access_log:
-            peer = _peer_of(scope)
-            log_request(method, path, error.status, 0.0, peer=peer, request_id=request_id, bytes_out=len(body))
-        return request_id, body
 
     def cancel_reads(self) -> None:
         """
@@ -427,6 +410,8 @@ class Edge:
                 raise
             task.uncancel()
             await exchange.refuse(NodeStopping(), NodeStopping.status)
+        except ClientDisconnect:
+            pass  # in the middle of its body: there is nobody to answer
         except TrafficRefused as error:
             await exchange.refuse(error, error.status)
         except HTTPException as error:
@@ -466,6 +451,8 @@ class _Exchange:
     __slots__ = (
         "_bytes_max",
         "_declared",
+        "_is_api",
+        "_is_cut",
         "_origins",
         "_page",
         "_receive",
@@ -484,6 +471,9 @@ class _Exchange:
         self._origins = settings.origins
         self._page: bytes | None = None
         self._declared: bytes | None = None
+        self._is_api = scope["path"].startswith("/v1/")
+        self._is_cut = False
+        """Whether the rest of the body is not read."""
         self.bytes_in = self.bytes_out = self.status = 0
         self.is_cancelled = False
         given: bytes | None = None
@@ -500,6 +490,7 @@ class _Exchange:
     def check_declared_length(self) -> None:
         """Refuse a body that says itself that it is too long, before a byte of it is read."""
         if self._declared is not None and self._declared.isdigit() and int(self._declared[:20]) > self._bytes_max:
+            self._is_cut = True
             raise BodyTooLarge(self._bytes_max)
 
     async def receive(self) -> Message:
@@ -507,19 +498,32 @@ class _Exchange:
         if message["type"] == "http.request":
             self.bytes_in += len(message.get("body", b""))
             if self.bytes_in > self._bytes_max:
+                self._is_cut = True
                 raise BodyTooLarge(self._bytes_max)
         return message
 
     async def send(self, message: Message) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-            headers = [pair for pair in message.get("headers", ()) if pair[0].lower() != _HEADER]
-            message = {**message, "headers": [*headers, (_HEADER, self.request_id.encode())]}
+            headers = [(_HEADER, self.request_id.encode())]
+            is_storable = not self._is_api
+            for pair in message.get("headers", ()):
+                name = pair[0].lower()
+                if name != _HEADER:
+                    headers.append(pair)
+                    is_storable = is_storable or name == b"cache-control"
+            if self._is_api:
+                headers.append(_NO_SNIFFING)
+                if not is_storable:
+                    headers.append(_NEVER_STORED)
+            if self._is_cut:
+                headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
+            message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":
             self.bytes_out += len(message.get("body", b""))
         await self._send(message)
 
-    async def refuse(self, error: NodeError, status: int, more: Mapping[str, str] | None = None) -> None:
+    async def refuse(self, error: TidingsError, status: int, more: Mapping[str, str] | None = None) -> None:
         """Answer with a problem, unless an answer has begun: then all that is left is to end it."""
         if self.status:
             raise error
@@ -528,7 +532,5 @@ class _Exchange:
         headers += [(name.lower().encode(), value.encode()) for name, value in (more or {}).items()]
         if self._page is not None and {"*", self._page.decode("latin-1")}.intersection(self._origins):
             headers += [(b"access-control-allow-origin", self._page), (b"vary", b"Origin")]
-        if status == 413:
-            headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body})

@@ -8,7 +8,6 @@ What the node answers when it cannot do what it was asked.
     ├── InternalError           a request met an error of ours; the log has it under the request's id
     ├── InvalidSignal           a part says of its health what makes no sense
     ├── SettingsVetoed          a setting cannot be changed while the node runs
-    ├── MemoryExhausted         clients make the node hold as much memory as they may
     ├── TooManyPublishes        as many publishes are under way, or wait, as may be
     ├── ApiError ...            a request to the HTTP API cannot be accepted as it is
     │   ├── BadRequest          a parameter, a header or the body is not what the schema says
@@ -23,9 +22,11 @@ What the node answers when it cannot do what it was asked.
         ├── NodeStopping            the node is stopping and lets nobody in
         ├── MalformedRequest        what came is no HTTP request
         ├── BadHandshake            an upgrade is asked for in a way that no WebSocket is
+        │   └── UnknownSocketVersion    it is of another version than 13
         ├── HeadTooLarge            the request's head is over the limit
         ├── BodyTooLarge            the request's body is over the limit
         ├── TooManyConnections      a connection limit is reached
+        ├── MemoryExhausted         clients make the node hold as much memory as they may
         ├── TooManyRequests         as many requests are being answered as may be
         ├── OriginRefused           the page's origin is not among those allowed
         ├── HostRefused             the node is not known by that name
@@ -35,7 +36,7 @@ What the node answers when it cannot do what it was asked.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import ClassVar
 
 from tidings.core.errors import TidingsError
@@ -111,6 +112,8 @@ class TrafficRefused(NodeError):
 
     code = "node.traffic_refused"
     status: ClassVar[int] = 400
+    headers: ClassVar[Mapping[str, str]] = {}
+    """More headers of the answer."""
 
 
 class NodeStopping(TrafficRefused):
@@ -127,7 +130,10 @@ class MalformedRequest(TrafficRefused):
     """What came is no HTTP request, or its body breaks off its own form."""
 
     code = "node.malformed_request"
-    text = "this is no HTTP request"
+    problem: str = ""
+
+    def describe(self) -> str:
+        return f"this is no HTTP request: {self.problem}" if self.problem else "this is no HTTP request"
 
 
 class BadHandshake(TrafficRefused):
@@ -135,8 +141,17 @@ class BadHandshake(TrafficRefused):
 
     code = "node.bad_handshake"
     hint = "send GET with Sec-WebSocket-Version: 13 and a Sec-WebSocket-Key of 16 bytes"
+    headers: ClassVar[Mapping[str, str]] = {"sec-websocket-version": "13"}
     text = "the WebSocket handshake is not valid: {problem}"
     problem: str
+
+
+class UnknownSocketVersion(BadHandshake):
+    """A WebSocket of another version than 13 is asked for."""
+
+    status = 426
+    headers: ClassVar[Mapping[str, str]] = {"sec-websocket-version": "13", "upgrade": "websocket"}
+    text = "version {problem!r} of WebSocket is not supported here, only 13"
 
 
 class HeadTooLarge(TrafficRefused):
@@ -184,7 +199,7 @@ class TooManyRequests(TrafficRefused):
     limit: int
 
 
-class MemoryExhausted(NodeError):
+class MemoryExhausted(TrafficRefused):
     """A connection, an identity, an address, or all clients together make the node hold as much memory as they may."""
 
     code = "node.memory_exhausted"

@@ -5,7 +5,7 @@ Every byte that a client can leave with the node is charged here before it is ke
 messages, publishes that wait. A charge that would cross a limit raises ``MemoryExhausted``, which names the scope and the setting.
 
 Clients without an identity share one small pool, so that their number does not matter. ``identify`` moves an account from that pool to its
-identity. One address gets at most a quarter of the pool of clients without an identity. Peers of the Unix socket and behind an unknown
+identity. One address gets at most half of the pool of clients without an identity. Peers of the Unix socket and behind an unknown
 address have no limit by address.
 """
 
@@ -23,11 +23,11 @@ from tidings.access.guard import network_of
 from .errors import MemoryExhausted
 from .settings import ServerSettings
 
-_UNAUTHENTICATED_SHARE: Final = 4
+_UNAUTHENTICATED_SHARE: Final = 2
 """One address may hold one part in this many of the pool of clients without an identity."""
 
 
-class Scope(enum.Enum):
+class MemoryScope(enum.Enum):
     """What a limit is for. The value is its label in metrics and errors."""
 
     CONNECTION = "connection"
@@ -39,22 +39,32 @@ class Scope(enum.Enum):
 
 
 _SETTINGS: Final = {
-    Scope.CONNECTION: "memory_bytes_per_connection_max",
-    Scope.IDENTITY: "memory_bytes_per_identity_max",
-    Scope.ADDRESS: "memory_bytes_per_address_max",
-    Scope.UNAUTHENTICATED: "unauthenticated_memory_bytes_max",
-    Scope.UNAUTHENTICATED_ADDRESS: "unauthenticated_memory_bytes_max",
-    Scope.TOTAL: "memory_bytes_max",
+    MemoryScope.CONNECTION: "memory_bytes_per_connection_max",
+    MemoryScope.IDENTITY: "memory_bytes_per_identity_max",
+    MemoryScope.ADDRESS: "memory_bytes_per_address_max",
+    MemoryScope.UNAUTHENTICATED: "unauthenticated_memory_bytes_max",
+    MemoryScope.UNAUTHENTICATED_ADDRESS: "unauthenticated_memory_bytes_max",
+    MemoryScope.TOTAL: "memory_bytes_max",
 }
+
+
+class _Limit:
+    """The limit of all shares of one scope; it changes when settings are reloaded."""
+
+    __slots__ = ("size",)
+
+    def __init__(self) -> None:
+        self.size = 0
 
 
 class _Share:
     """The bytes that one scope holds."""
 
-    __slots__ = ("__weakref__", "held_bytes", "scope")
+    __slots__ = ("__weakref__", "held_bytes", "limit", "scope")
 
-    def __init__(self, scope: Scope) -> None:
+    def __init__(self, scope: MemoryScope, limit: _Limit) -> None:
         self.scope = scope
+        self.limit = limit
         self.held_bytes = 0
 
 
@@ -67,15 +77,15 @@ class MemoryBudget:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self._limits: dict[Scope, int] = {}
+        self._limits = {scope: _Limit() for scope in MemoryScope}
         self.settings = settings
         self.refused: Counter[str] = Counter()
         """Charges that were refused, by scope."""
-        self._total = _Share(Scope.TOTAL)
-        self._unauthenticated = _Share(Scope.UNAUTHENTICATED)
+        self._total = self.share(MemoryScope.TOTAL)
+        self._unauthenticated = self.share(MemoryScope.UNAUTHENTICATED)
         # A share lives as long as an account refers to it.
         self._identities: WeakValueDictionary[str, _Share] = WeakValueDictionary()
-        self._addresses: WeakValueDictionary[tuple[Scope, str], _Share] = WeakValueDictionary()
+        self._addresses: WeakValueDictionary[tuple[MemoryScope, str], _Share] = WeakValueDictionary()
 
     @property
     def settings(self) -> ServerSettings:
@@ -85,8 +95,9 @@ class MemoryBudget:
     @settings.setter
     def settings(self, settings: ServerSettings) -> None:
         self._settings = settings
-        self._limits = {scope: getattr(settings, name) for scope, name in _SETTINGS.items()}
-        self._limits[Scope.UNAUTHENTICATED_ADDRESS] //= _UNAUTHENTICATED_SHARE
+        for scope, name in _SETTINGS.items():
+            self._limits[scope].size = getattr(settings, name)
+        self._limits[MemoryScope.UNAUTHENTICATED_ADDRESS].size //= _UNAUTHENTICATED_SHARE
 
     def open(self, address: str | None) -> MemoryAccount:
         """Open the account of a connection. ``address`` is its IP address; any other text, or ``None``, has no limit by address."""
@@ -96,31 +107,31 @@ class MemoryBudget:
         """Return what all clients with, or without, an identity hold."""
         return (self._total if is_authenticated else self._unauthenticated).held_bytes
 
-    def limit(self, scope: Scope) -> int:
-        """Return the limit of one scope in bytes."""
-        return self._limits[scope]
+    def share(self, scope: MemoryScope) -> _Share:
+        """Make a share of this scope."""
+        return _Share(scope, self._limits[scope])
 
     def shares(self, own: _Share, address: str | None, subject: str | None) -> tuple[_Share, ...]:
         """Return the shares that a charge counts in."""
         if subject is None:
-            of_address, found = Scope.UNAUTHENTICATED_ADDRESS, [own, self._unauthenticated]
+            of_address, found = MemoryScope.UNAUTHENTICATED_ADDRESS, [own, self._unauthenticated]
         else:
             identity = self._identities.get(subject)
             if identity is None:
-                identity = self._identities[subject] = _Share(Scope.IDENTITY)
-            of_address, found = Scope.ADDRESS, [own, identity, self._total]
+                identity = self._identities[subject] = self.share(MemoryScope.IDENTITY)
+            of_address, found = MemoryScope.ADDRESS, [own, identity, self._total]
         if address is not None and ("." in address or ":" in address):
             key = of_address, network_of(address)
             share = self._addresses.get(key)
             if share is None:
-                share = self._addresses[key] = _Share(of_address)
+                share = self._addresses[key] = self.share(of_address)
             found.append(share)
         return tuple(found)
 
-    def exhausted(self, scope: Scope) -> MemoryExhausted:
+    def exhausted(self, scope: MemoryScope) -> MemoryExhausted:
         """Count a refused charge, and return the error for it."""
         self.refused[scope.value] += 1
-        return MemoryExhausted(scope.value, self._limits[scope], f"server.{_SETTINGS[scope]}")
+        return MemoryExhausted(scope.value, self._limits[scope].size, f"server.{_SETTINGS[scope]}")
 
 
 class MemoryAccount:
@@ -137,7 +148,7 @@ class MemoryAccount:
         self._budget = budget
         self._address = address
         self._subject: str | None = None
-        self._own = _Share(Scope.CONNECTION)
+        self._own = budget.share(MemoryScope.CONNECTION)
         self._charged_bytes = 0
         self._is_closed = False
         self._shares = budget.shares(self._own, address, None)
@@ -169,7 +180,7 @@ class MemoryAccount:
         size, before = self._own.held_bytes, self._shares
         after = self._budget.shares(self._own, address, subject)
         for share in after:
-            if share not in before and share.held_bytes + size > self._budget.limit(share.scope):
+            if share not in before and share.held_bytes + size > share.limit.size:
                 raise self._budget.exhausted(share.scope)
         for share in before:
             share.held_bytes -= size
@@ -232,11 +243,10 @@ class MemoryAccount:
             self._is_closed = True
             self._give_back(self._own.held_bytes - self._charged_bytes)
 
-    def _crossed(self, size: int) -> Scope | None:
+    def _crossed(self, size: int) -> MemoryScope | None:
         assert size >= 0
-        limit = self._budget.limit
         for share in self._shares:
-            if share.held_bytes + size > limit(share.scope):
+            if share.held_bytes + size > share.limit.size:
                 return share.scope
         return None
 

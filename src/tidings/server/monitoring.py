@@ -354,7 +354,6 @@ def _counter(name: str, text: str, value: float) -> CounterMetricFamily:
 
 
 _OWN: Final = "tidings"
-_FOREIGN: Final = ("uvicorn", "uvicorn.error")
 _STANDARD: Final = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -394,16 +393,14 @@ def set_level(settings: ServerSettings) -> None:
     """Say as much as the settings ask for."""
     level = settings.log_level.upper()
     logging.getLogger(_OWN).setLevel(level)
-    for name in _FOREIGN:
-        logging.getLogger(name).setLevel(level if level != "DEBUG" else "INFO")
 
 
 @contextlib.contextmanager
 def node_logging(settings: ServerSettings) -> Iterator[None]:
-    """Write what Tidings and the HTTP server log to stderr while it lasts."""
+    """Write what Tidings logs to stderr while it lasts."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(JsonFormatter() if settings.log_format == "json" else TextFormatter())
-    loggers = [logging.getLogger(name) for name in (_OWN, "uvicorn")]
+    loggers = [logging.getLogger(_OWN)]
     before = [(each, each.level, each.propagate, list(each.handlers)) for each in loggers]
     for each in loggers:
         each.handlers = [handler]

@@ -15,6 +15,7 @@ import difflib
 import os
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from ipaddress import ip_network
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -89,6 +90,9 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     hosts: tuple[str, ...] = ()
     """Names by which the node is reached, as ``bus.example``, beside its addresses and ``localhost``. With any of them, and always
     where access is open, a request for another name is refused with 421."""
+    trusted_proxies: tuple[str, ...] = ()
+    """Addresses and networks of proxies, as ``10.0.0.0/8``: of what comes from them the address is the rightmost one of ``X-Forwarded-For``
+    that is not theirs, for every limit and directive by address, and for the log."""
     connections_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
     """Open sockets over all endpoints; one more is refused with 503."""
     connections_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 256
@@ -129,7 +133,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     memory_bytes_per_address_max: Annotated[int, msgspec.Meta(ge=65_536, le=1 << 40)] = 256 * _MIB
     """The same for all connections with a token from one address."""
     unauthenticated_memory_bytes_max: Annotated[int, msgspec.Meta(ge=65_536, le=64 * _MIB)] = 32 * _MIB
-    """What all clients without a token together may make the node hold; those of one address a quarter of it."""
+    """What all clients without a token together may make the node hold; those of one address half of it."""
     read_buffer_bytes: Annotated[int, msgspec.Meta(ge=2_048, le=_MIB)] = 2_048
     """What a socket reserves for reading at first; it grows up to the longest message."""
     held_messages_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 10_000
@@ -173,7 +177,12 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """Topics, and groups, with series of their own in ``/metrics``; the rest is counted together."""
 
     def conflicts(self) -> Iterator[tuple[str, str]]:
-        """A certificate without its key, or a key without its certificate."""
+        """A proxy that is no address; a certificate without its key, or a key without its certificate."""
+        for name in self.trusted_proxies:
+            try:
+                ip_network(name, strict=False)
+            except ValueError:
+                yield "trusted_proxies", f"{name[:100]!r} is neither an address nor a network"
         if (self.tls_cert_file is None) != (self.tls_key_file is None):
             missing = "tls_cert_file" if self.tls_cert_file is None else "tls_key_file"
             yield missing, "certificate and key are given together or not at all"
@@ -413,7 +422,8 @@ def _differences(old: Any, new: Any, path: str) -> Iterator[str]:
 
 
 RELOADABLE: Final = (
-    *("origins", "hosts", "connections_max", "connections_per_address_max", "requests_per_address_max"),
+    *("origins", "hosts", "trusted_proxies"),
+    *("connections_max", "connections_per_address_max", "requests_per_address_max"),
     *("unauthenticated_max", "unauthenticated_per_address_max", "unauthenticated_timeout_s"),
     *("unauthenticated_bytes_max", "unauthenticated_messages_max", "messages_per_s_max", "control_frames_per_s_max"),
     *("message_bytes_max", "body_bytes_max"),

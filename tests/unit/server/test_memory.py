@@ -78,12 +78,12 @@ def test_clients_without_a_token_share_one_pool(address_count: int) -> None:
     assert budget.held_bytes(is_authenticated=False) == 0
 
 
-def test_one_address_has_a_quarter_of_the_pool() -> None:
+def test_one_address_has_half_of_the_pool() -> None:
     """One address, and one IPv6 network, cannot keep all others from being served."""
     budget = _budget()
     accounts = [budget.open(f"2001:db8:0:1::{number:x}") for number in range(10)]
     assert {_fill(budget, account).scope for account in accounts} == {"unauthenticated_address"}
-    assert budget.held_bytes(is_authenticated=False) == 8 * _MIB
+    assert budget.held_bytes(is_authenticated=False) == 16 * _MIB
     budget.open("192.0.2.1").hold(_MIB)
 
 
