@@ -166,7 +166,8 @@ async def test_an_idle_connection_is_closed(tmp_path: Path, beyond: Beyond) -> N
 @pytest.mark.parametrize("name", ["requests_max", "requests_per_address_max"])
 async def test_one_more_http_connection_gets_503(tmp_path: Path, name: str, beyond: Beyond) -> None:
     """As many connections as allowed are served; each further one gets 503, and a probe is answered all the same."""
-    async with running_node(tmp_path, **{name: 3}) as node, contextlib.AsyncExitStack() as stack:
+    limits: dict[str, Any] = {name: 3}
+    async with running_node(tmp_path, **limits) as node, contextlib.AsyncExitStack() as stack:
         ask = b"GET /v1/topics HTTP/1.1\r\nHost: x\r\n\r\n"
         for _ in range(3):
             one = await stack.enter_async_context(request(node, ask))
@@ -210,7 +211,8 @@ async def test_a_peer_that_does_not_read_its_response_is_cut(tmp_path: Path, bey
 )
 async def test_one_more_socket_gets_503(tmp_path: Path, name: str, beyond: Beyond) -> None:
     """As many sockets as allowed are open; each further one gets 503; when one leaves there is a place again."""
-    async with running_node(tmp_path, **{name: 3}) as node:
+    limits: dict[str, Any] = {name: 3}
+    async with running_node(tmp_path, **limits) as node:
         clients: list[Client] = [await connect(f"{node.ws_url}/sync") for _ in range(3)]
         for _ in range(3, beyond(3)):
             with pytest.raises(WSInvalidStatusError, match="503"):
