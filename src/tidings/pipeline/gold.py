@@ -23,17 +23,19 @@ from .bronze import bronze_state
 from .changes import GROWING, NEVER_MADE, Changes, Plan, below
 from .committer import Replaces
 from .errors import JavaMissing, JobFailed, LakeConflict, MasterUnreachable, SparkFailed
-from .jobs.job import Job, JobContext, OutputTable, shaped
+from .jobs.job import Job, JobContext, OutputTable, setting, shaped
 from .lake import Lake, rows_of, stem
 from .schemas import CORE_TABLES, arrow_schema, columns_of
 from .session import Progress, ProgressStep, first_line, session_for_little, session_for_short_rows
 from .settings import PipelineSettings
 from .shared_inputs import SharedInputs
 from .status import JobState, JobStates
-from .table_files import DAY_COLUMN, DataFile
+from .summaries import OWN_DEVICE, SUMMARIES_MAX, Published
+from .table_files import DAY_COLUMN, NO_DAY, DataFile
 from .table_log import Note
 
 if TYPE_CHECKING:
+    from deltalake.transaction import AddAction
     from pyspark.sql import DataFrame, SparkSession
 
 Publish = Callable[[Sequence[Event]], bool]
@@ -42,8 +44,6 @@ Takes events to the log through the front door: a log that is opened for it, or 
 the log has them now; if it has not (the workspace is busy), the next run says the same again.
 """
 
-OWN_DEVICE: Final = "tidings-pipeline"
-"""The ``device`` of what the pipeline itself publishes: it makes no run due."""
 _TRIES_MAX: Final = 3
 """So often a job is computed if other runs commit to its tables meanwhile."""
 _ENVELOPE_BYTES: Final = 1024
@@ -58,7 +58,7 @@ class JobResult:
     rows: Mapping[str, int] | None = None
     """Rows written, by table; ``None`` if there was nothing to do."""
     published: int = 0
-    """How many events it had to say to the log."""
+    """How many events it published that were not published before."""
     is_told: bool = True
     """Whether that reached the log; what did not is said again by the next run."""
     error: JobFailed | None = None
@@ -135,9 +135,9 @@ class GoldJobs:
         try:
             if not (is_paced and self._is_early(job, state)):
                 result = self._computed_beside_others(job, is_again=is_again)
-            # What was not made anew has nothing new to say; and a summary costs all of a table, however little of it was
-            # made anew, so it is paced even where its job is not.
-            if not is_paced or (result.rows is not None and self._is_new_interval(job, state)):
+            # What was not made anew has nothing new to say, unless a page of it was left over; and a summary costs all of a
+            # table, however little of it was made anew, so it is paced even where its job is not.
+            if not is_paced or ((result.rows is not None or state.has_more) and self._is_new_interval(job, state)):
                 published = self._summarised(job)
                 result = replace(result, published=published or 0, is_told=published is not None)
         except (JavaMissing, MasterUnreachable, SparkFailed):
@@ -321,16 +321,19 @@ class GoldJobs:
         spark = self._session(job, files)
         tables = {output.table: self.lake.read(spark, output.table, None, output.schema) for output in job.writes}
         try:
-            events = [_own(event) for event in job.summarise(tables, self._context(job))]
+            context = self._context(job)
+            count_max = setting(context, "summaries_max", SUMMARIES_MAX, above=0)
+            page = Published(self.lake).page(map(_own, job.summarise(tables, context)), count_max)
             with self.publishing:
-                is_told = not events or self.publish(events)
+                is_told = not page.events or self.publish(page.events)
         except Exception as error:
             raise JobFailed(job.name, f"its summary: {_said(error)}") from error
         if not is_told:
             return None
         # Noted last: a run that dies before says it all again, under the same ids, which the log knows.
-        self.states.update(job.name, published=self.until)
-        return len(events)
+        published = state.published if page.has_more else self.until
+        self.states.update(job.name, published=published, has_more=page.has_more)
+        return len(page.events)
 
     def _note_result(self, job: Job, result: JobResult) -> None:
         now = datetime.fromtimestamp(self.clock.now_ns() / 1e9, UTC).isoformat()

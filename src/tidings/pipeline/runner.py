@@ -31,7 +31,7 @@ from tidings.log.embedded.layout import Layout
 from .bronze import Bronze, BronzeFill, bronze_state, check_reach
 from .errors import EpochChanged, LakeConflict, LakeOfAnotherLog, PipelineError
 from .following import FollowedBatch, Following
-from .gold import OWN_DEVICE, GoldJobs, JobResult, Publish
+from .gold import GoldJobs, JobResult, Publish
 from .housekeeping import keep_house
 from .lake import Lake
 from .schemas import BRONZE_EVENTS, QUARANTINE, SILVER_EVENTS, arrow_schema
@@ -43,6 +43,7 @@ from .source import LogSource, LogView
 from .state_files import load_archived, load_hints, save_archived
 from .status import JobStates, files_digest
 from .storage import LAKE_FOLDER, Storage
+from .summaries import OWN_DEVICE
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -183,7 +184,10 @@ class Pipeline:
         before = bronze.state().seq
         view = source.pin(before, load_hints(self.lake.storage, epoch=meta.epoch, seq=before))
         filled = BronzeFill(before, before)
-        if view.until > before and not self._is_own(view):
+        states = JobStates(self.lake.storage, meta.epoch)
+        # What is left of a summary is compared with what was published, so that has to be in silver.
+        has_more = any(states.of(job.name).has_more for job in jobs)
+        if view.until > before and (has_more or not self._is_own(view)):
             filled = _beside_others(lambda: bronze.fill(spark, meta.epoch, report_to))
         until = bronze.state().seq
         gained: Mapping[str, int] = {}
@@ -252,7 +256,8 @@ class Pipeline:
         states = JobStates(self.lake.storage, self.layout.read_meta(self._disk).epoch)
         until = int(self.lake.note(SILVER_EVENTS.name).get("seq", 0))
         results: tuple[JobResult, ...] = ()
-        if until and (states.failed() or self.has_news(states.until)):
+        has_more = any(states.of(job.name).has_more for job in jobs)
+        if until and (has_more or states.failed() or self.has_news(states.until)):
             # Whoever fills silver meanwhile must not wait for a core.
             at_once = max(1, min(self._at_once_max(), cores_of(self.settings) - 1))
             results = self._gold(

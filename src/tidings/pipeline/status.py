@@ -45,6 +45,8 @@ class JobState(msgspec.Struct, frozen=True, omit_defaults=True):
     """What that run called now, by the log's own time."""
     published: int = 0
     """Its summary was published for this seq."""
+    has_more: bool = False
+    """A page of its summary was published, and others are to follow."""
     ran_at: str = ""
     """When it last wrote something, by the clock,"""
     seconds: float = 0.0

@@ -25,6 +25,7 @@ from .storage import Storage
 
 DAY_COLUMN: Final = "date"
 """The one column that a table may be partitioned by."""
+NO_DAY: Final = f"rows have no {DAY_COLUMN}, by which the table is partitioned"
 _PATTERN: Final = re.compile(r"[\\*?{}\[\]]")
 """What has a meaning in a pattern of paths."""
 _TEXT_CHARS_MAX: Final = 64
@@ -278,7 +279,7 @@ class FileWriter:
             return
         days = rows[DAY_COLUMN].cast(pa.date32())
         if days.null_count:
-            raise ValueError(f"{days.null_count} rows have no {DAY_COLUMN}, by which the table is partitioned")
+            raise ValueError(f"{days.null_count} {NO_DAY}")
         rest = rows.drop_columns([DAY_COLUMN])
         for day in pc.unique(days):
             yield day.as_py().isoformat(), rest.filter(pc.equal(days, day))

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.support import Workspace, event
 from tidings.core.clock import SYSTEM_CLOCK
@@ -27,7 +28,6 @@ from tidings.log.embedded.layout import WorkspaceMeta, encode_meta
 from tidings.pipeline import bronze, runner
 from tidings.pipeline.bronze import Bronze
 from tidings.pipeline.errors import EpochChanged, JavaMissing, JobFailed, LakeOfAnotherLog, PositionLost
-from tidings.pipeline.gold import OWN_DEVICE
 from tidings.pipeline.jobs.job import Build, InputWindow, Job, JobContext, OutputTable, Partitioning
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.runner import RunReport
@@ -35,6 +35,7 @@ from tidings.pipeline.session import ProgressStep
 from tidings.pipeline.settings import PipelineSettings
 from tidings.pipeline.silver import FROM_THE_BEGINNING, Silver
 from tidings.pipeline.status import JobStates, idle_at
+from tidings.pipeline.summaries import OWN_DEVICE
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -341,6 +342,106 @@ def test_a_summary_that_could_not_be_told_is_told_later(spark: SparkSession, wor
     workspace.pipeline(TEST_SETTINGS, publish).run(lambda: spark, [COUNTS])
 
     assert sorted(told) == ["counts-sync-4", "counts-sync.projects-1", "counts-t0-13", "counts-t1-12"]
+
+
+def counts_of_spaces(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+    """How many events of topic ``news`` a space has."""
+    news = tables["silver.events"].where("topic = 'news'").groupBy("space_id").count()
+    return {"gold.spaces": news.withColumnRenamed("count", "events")}
+
+
+def tell_spaces(tables: Mapping[str, DataFrame], context: JobContext) -> list[Event]:
+    """One event a space, in the order of their names."""
+    return [
+        event(0, "told", {"n": row.events}, event_id=f"{row.space_id}-{row.events}", space_id=row.space_id)
+        for row in tables["gold.spaces"].orderBy("space_id").collect()
+    ]
+
+
+SPACES = Job(
+    "spaces",
+    "Counts.",
+    ("silver.events",),
+    (OutputTable("gold.spaces", "space_id string, events bigint", "One space."),),
+    counts_of_spaces,
+    tell_spaces,
+)
+
+
+class Telling:
+    """A workspace whose jobs' summaries go to its log."""
+
+    def __init__(self, workspace: Workspace, spark: SparkSession, count_max: int) -> None:
+        self.workspace = workspace
+        self._spark = spark
+        self._settings = msgspec.structs.replace(TEST_SETTINGS, jobs={"spaces": {"summaries_max": count_max}})
+        self._numbers = itertools.count()
+        self._told: list[str] = []
+
+    def news(self, spaces: Sequence[str]) -> None:
+        """Something happens in these spaces."""
+        self.workspace.append(event(next(self._numbers), "news", space_id=space_id) for space_id in spaces)
+
+    def run(self) -> list[str]:
+        """One run; the ids that it published, in their order."""
+        self._told = []
+        report = self.workspace.pipeline(self._settings, self._publish).run(lambda: self._spark, [SPACES])
+        assert report.failed == ()
+        assert report.jobs[0].published == len(self._told)
+        return self._told
+
+    def _publish(self, events: Sequence[Event]) -> bool:
+        self._told += [str(event.meta.event_id) for event in events]
+        self.workspace.append(events)
+        return True
+
+
+@pytest.mark.slow
+@pytest.mark.bound("pipeline.summaries.SUMMARIES_MAX")
+@crossed
+def test_what_a_page_of_summaries_leaves_over_comes_with_the_next(
+    spark: SparkSession, tmp_path: Path, beyond: Beyond
+) -> None:
+    """
+    With more spaces than a page each run publishes a page of those that were not published, until all were, once; also without any new
+    record. News of the last space is published at once; and where all have news in each run, none is left out for ever.
+    """
+    count_max = 2
+    telling = Telling(Workspace(tmp_path), spark, count_max)
+    spaces = [f"s{number:02}" for number in range(beyond(count_max))]
+    telling.news(spaces)
+
+    pages = [telling.run() for _ in range(-(-len(spaces) // count_max) + 1)]
+    assert all(len(page) == count_max for page in pages[:-2])
+    assert sorted(itertools.chain(*pages)) == [f"{space}-1" for space in spaces]
+    assert pages[-1] == []
+
+    telling.news(spaces[-1:])
+    assert telling.run() == [f"{spaces[-1]}-2"]
+
+    turns: list[str] = []
+    for _ in pages[:-1]:
+        telling.news(spaces)
+        turns += telling.run()
+    assert {name.partition("-")[0] for name in turns} == set(spaces)
+
+
+def test_what_was_published_is_not_published_again_when_the_log_dropped_it(spark: SparkSession, tmp_path: Path) -> None:
+    """Retention drops the topic of the summaries, and with it the log's memory of their ids; the next runs publish none of them again."""
+    telling = Telling(Workspace(tmp_path), spark, 1000)
+    spaces = [f"s{number:02}" for number in range(25)]
+    telling.news(spaces)
+    assert len(telling.run()) == 25
+    telling.news(spaces[:1])
+    assert telling.run() == ["s00-2"]
+    telling.workspace.append(event(number, "other") for number in range(1000, 1010))
+    telling.run()
+
+    assert telling.workspace.retain("told", 1) > 0
+    telling.news(spaces[:1])
+
+    assert telling.run() == ["s00-3"]
+    assert telling.run() == []
 
 
 def test_a_job_that_fails_stops_no_other(spark: SparkSession, workspace: Workspace) -> None:

@@ -13,10 +13,10 @@ from tests.integration.cli.support import invoke
 from tests.unit.pipeline.lake_support import archive, records_of, write_table
 from tests.unit.pipeline.support import Workspace, event
 from tidings.log.segment import encode_line
-from tidings.pipeline.gold import OWN_DEVICE
 from tidings.pipeline.state_files import Archived
 from tidings.pipeline.status import JobStates
 from tidings.pipeline.storage import Storage
+from tidings.pipeline.summaries import OWN_DEVICE
 
 AS_OF = "2026-03-02T09:00:00+00:00"
 

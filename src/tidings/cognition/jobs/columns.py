@@ -7,7 +7,7 @@ another type or cannot be, so an odd event costs itself and never the run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from datetime import UTC, datetime, timedelta, timezone, tzinfo
 from typing import Any, Final
 
@@ -20,7 +20,7 @@ from pyspark.sql.types import TimestampNTZType
 
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import content_id
-from tidings.pipeline.jobs.job import JobContext, setting
+from tidings.pipeline.jobs.job import JobContext, time_in
 from tidings.pipeline.session import session_for_little
 
 from ..errors import InvalidRequest
@@ -30,8 +30,7 @@ _MICROS_PER_HOUR: Final = 3_600_000_000.0
 _EARLIEST: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LATEST: Final = datetime(2262, 1, 1, tzinfo=UTC)
 _OFFSET: Final = r"([+-]\d{2}:\d{2})$"
-_SUMMARIES_MAX: Final = 1_000
-_NUMBER_MAX: Final = 1e100
+_NUMBER_MAX: Final = 1e15
 _FEW: Final = 10_000
 
 
@@ -50,7 +49,7 @@ def finite(said: Column) -> Column:
     What was said as a number to reckon with, or null.
 
     Text such as "NaN" or "Infinity" casts to a double, and one of these in a sum takes the whole sum with it. So does a number
-    whose square is past what a double holds: from 1e100 on nothing counts as a number.
+    beside which a double has no room for the others: from 1e15 on nothing counts as a number.
     """
     found = said.try_cast("double")
     return F.when(F.abs(found) < F.lit(_NUMBER_MAX), found)
@@ -89,8 +88,8 @@ def usable(ts: Column) -> Column:
 
 
 def instant(path: str) -> Column:
-    """The time at a path of the payload, ISO 8601; without an offset it is taken for UTC."""
-    return usable(text(path).try_cast("timestamp"))
+    """The time at a path of the payload, ISO 8601 with year, month and day; without an offset it is taken for UTC."""
+    return usable(time_in(text(path)))
 
 
 def offset_in(written: Column) -> Column:
@@ -138,10 +137,14 @@ def zone_or_none(name: str) -> tzinfo | None:
         return None
 
 
-# In Python, since Spark's own functions stop the whole run at the first zone that the JVM does not know.
-@pandas_udf(TimestampNTZType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
-def wall_clock(ts: pd.Series, tz: pd.Series) -> pd.Series:
+def wall_clock(ts: Column, tz: Column) -> Column:
     """What a clock on the wall showed at ``ts`` in the zone ``tz``; null where there is no such zone."""
+    # In Python, since Spark's own functions stop the whole run at the first zone that the JVM does not know. A UDF is built
+    # where it is used and not on import: it belongs to Spark Connect or to a JVM, and before a session starts nothing says which.
+    return pandas_udf(_wall_clock, TimestampNTZType())(ts, tz)  # type: ignore[call-overload, no-any-return, unused-ignore]
+
+
+def _wall_clock(ts: pd.Series, tz: pd.Series) -> pd.Series:
     shown = pd.Series(pd.NaT, index=ts.index, dtype="datetime64[ns]")
     utc = ts.astype("datetime64[ns]").dt.tz_localize("UTC")
     for name, here in utc.groupby(tz):
@@ -173,19 +176,17 @@ def brought(frame: DataFrame, few: int = _FEW) -> tuple[DataFrame, pa.Table | No
     return session_for_little(frame.sparkSession).createDataFrame(rows, frame.schema), rows
 
 
-def summaries(
-    topic: str, kind: str, rows: DataFrame, context: JobContext, *, keys: Iterable[str], count_max: int = _SUMMARIES_MAX
-) -> Iterator[Event]:
+def summaries(topic: str, kind: str, rows: DataFrame, context: JobContext, *, order: Iterable[str]) -> Iterator[Event]:
     """
-    One event a row: its columns are the payload, and ``space_id`` is the space.
+    One event a row, in the order of some columns, oldest news first: its columns are the payload, but for ``_at``, and
+    ``space_id`` is the space.
 
-    The id follows from the payload, so a run that finds what the last one found publishes nothing new. At most ``count_max``
-    are published, in the order of ``keys``; the table has them all.
+    The id follows from the payload: what was published before is known by it.
     """
-    shown = rows.orderBy(*keys).limit(setting(context, "summaries_max", count_max, above=0))
-    for row in shown.toLocalIterator():
-        payload: Mapping[str, Any] = row.asDict(recursive=True)
+    for row in rows.orderBy(*order).toLocalIterator():
+        payload: dict[str, Any] = row.asDict(recursive=True)
+        payload.pop("_at", None)
         space_id = str(payload["space_id"])
         event_id = content_id("ev", payload, topic, kind, space_id)
         meta = EventMeta(topic=topic, type=kind, space_id=space_id, event_id=event_id, ts=context.as_of)
-        yield Event(meta, dict(payload))
+        yield Event(meta, payload)

@@ -207,9 +207,10 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
             F.count("*").alias("merged_count"),
             F.slice(merged, 1, _LISTED_MAX).alias("merged_event_ids"),
             F.round(F.min("score"), 6).alias("score_min"),
+            F.max("date").alias("_at"),
         )
     )
-    return summaries(CONSOLIDATION_TOPIC, "RECON_ACTION", rows, context, keys=("space_id", "kept_event_id"))
+    return summaries(CONSOLIDATION_TOPIC, "RECON_ACTION", rows, context, order=("_at", "space_id", "kept_event_id"))
 
 
 CONSOLIDATION_DUPLICATES_JOBS: Final = (

@@ -402,12 +402,17 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
     counts = (
         tables[SCRUB]
         .groupBy("space_id", "erased_by", "object_type", "table", "action")
-        .agg(F.count("*").alias("rows"), F.lower(F.hex(F.bit_xor(F.xxhash64("hash")))).alias("checksum"))
+        .agg(
+            F.min("erased_seq").alias("erased_seq"),
+            F.count("*").alias("rows"),
+            F.lower(F.hex(F.bit_xor(F.xxhash64("hash")))).alias("checksum"),
+        )
     )
     rows = counts.groupBy("space_id", "erased_by", "object_type").agg(
-        F.array_sort(F.collect_list(F.struct("table", "action", "rows", "checksum"))).alias("tables")
+        F.min("erased_seq").alias("_at"),
+        F.array_sort(F.collect_list(F.struct("table", "action", "rows", "checksum"))).alias("tables"),
     )
-    return summaries(CONSOLIDATION_TOPIC, "SCRUB_LISTED", rows, context, keys=("space_id", "erased_by"))
+    return summaries(CONSOLIDATION_TOPIC, "SCRUB_LISTED", rows, context, order=("_at", "space_id", "erased_by"))
 
 
 CONSOLIDATION_SCRUB_JOBS: Final = (

@@ -544,7 +544,7 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
         iso(F.col("to_ts")).alias("to"),
         F.struct("provenance.event_ids").alias("provenance"),
     )
-    return summaries(CONSOLIDATION_TOPIC, TOLD_TYPE, rows, context, keys=("space_id", "from", "rollup_id"))
+    return summaries(CONSOLIDATION_TOPIC, TOLD_TYPE, rows, context, order=("to", "space_id", "rollup_id"))
 
 
 CONSOLIDATION_ROLLUPS_JOBS: Final = (

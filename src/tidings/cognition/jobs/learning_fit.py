@@ -27,7 +27,6 @@ from .learning_math import FitSettings, TrainingRow, fit_calibration, fit_weight
 ROWS_MAX: Final = 20_000
 REFIT_SHARE: Final = 0.1
 _OF: Final = ("set_name", "space_id")
-_TOLD_MAX: Final = 1000
 _DIGITS: Final = 9
 FITS: Final = OutputTable(
     table="gold.learning_fits",
@@ -228,11 +227,11 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
 
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     last_us = F.unix_micros("last_at")
-    runs = tables[FITS.table].withColumn("last_us", last_us).orderBy("set_name", "space_id").limit(_TOLD_MAX)
-    for row in runs.collect():
+    runs = tables[FITS.table].withColumn("last_us", last_us).orderBy("last_us", "set_name", "space_id")
+    for row in runs.toLocalIterator():
         yield from _published_event(row)
-    tuned = tables[HABITS.table].withColumn("last_us", last_us).orderBy("space_id", "action").limit(_TOLD_MAX)
-    for row in tuned.collect():
+    tuned = tables[HABITS.table].withColumn("last_us", last_us).orderBy("last_us", "space_id", "action")
+    for row in tuned.toLocalIterator():
         payload = {"action": row["action"], "tries": row["tries"], "strength": round(row["strength"], _DIGITS)}
         yield summary_event(LEARNING_TOPIC, "HABIT_TUNE", row["space_id"], time_of(row["last_us"]), payload)
 

@@ -37,7 +37,6 @@ ROWS_MIN: Final = 20
 _CANDIDATES: Final = tuple(
     round(0.40 + 0.05 * step, 2) for step in range(11)
 )  # the range the gate itself adapts within
-_TOLD_MAX: Final = 1000
 ROWS: Final = OutputTable(
     table="gold.gate_rows",
     schema=(
@@ -169,7 +168,7 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
 
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     better = tables[PROPOSALS.table].where("regretted_proposed < regretted_now")
-    for row in better.withColumn("last_us", F.unix_micros("last_at")).orderBy("space_id").limit(_TOLD_MAX).collect():
+    for row in better.withColumn("last_us", F.unix_micros("last_at")).orderBy("last_us", "space_id").toLocalIterator():
         payload = {
             "threshold": "admit",
             "now": round(row["admit_now"], 6),

@@ -8,15 +8,16 @@ index. ``gold.bus_health``: lag, retries and dead letters of each group in one r
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime, time
 from functools import reduce
 from typing import Any, Final
 
 import numpy as np
 import pyarrow as pa  # type: ignore[import-untyped]
-from pyspark.sql import Column, DataFrame
+from pyspark.sql import Column, DataFrame, Row
 from pyspark.sql import functions as F
 
 from tidings.core.events import Event
@@ -27,7 +28,6 @@ from .learning_columns import LEARNING_TOPIC, summary_event, time_of
 
 QUALITY_BINS: Final = 10
 METACOG_TOPIC: Final = "metacog"
-_QUALITY_TOLD_MAX: Final = 1000
 _QUALITY_DIGITS: Final = 9
 QUALITY: Final = OutputTable(
     table="gold.learning_quality",
@@ -123,8 +123,8 @@ def _build_clicks(tables: Mapping[str, DataFrame], context: JobContext) -> Mappi
 
 
 def _summarise_quality(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
-    days = tables[QUALITY.table].where("head = '*'").orderBy(F.desc("date"), "space_id").limit(_QUALITY_TOLD_MAX)
-    for row in days.collect():
+    # The newest day first, here and of alerts: what is published late is better old.
+    for row in tables[QUALITY.table].where("head = '*'").orderBy(F.desc("date"), "space_id").toLocalIterator():
         payload = {
             "date": row["date"].isoformat(),
             "rows": row["rows"],
@@ -161,7 +161,6 @@ Z_MAX: Final = 3.0
 ROWS_MIN: Final = 20
 SHARE_FLOOR: Final = 1e-4
 _FEATURE_TABLES: Final = ("gold.learning_actions", "gold.learning_ranker", "gold.learning_predictions")
-_ALERTS_MAX: Final = 1000
 _KEY: Final = ("set_name", "space_id", "feature")
 DRIFT_OUTPUT: Final = OutputTable(
     table="gold.learning_drift",
@@ -333,8 +332,7 @@ def _windows(context: JobContext) -> Mapping[str, InputWindow]:
 
 
 def _summarise_drift(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
-    alerts = tables[DRIFT_OUTPUT.table].where("is_drifted").orderBy(F.desc("date"), *_KEY).limit(_ALERTS_MAX).collect()
-    for row in alerts:
+    for row in tables[DRIFT_OUTPUT.table].where("is_drifted").orderBy(F.desc("date"), *_KEY).toLocalIterator():
         payload: dict[str, Any] = {
             "pattern": "feature_drift",
             "set": row["set_name"],
@@ -363,7 +361,8 @@ LEARNING_DRIFT_JOBS: Final = (
 
 SPACE_ID: Final = "shared:system"
 OWN_TOPICS: Final = (LEARNING_TOPIC, "metacog", "temporal", "consolidation")
-_BUS_TOLD_MAX: Final = 500
+_GROUPS_MAX: Final = 500
+"""So many groups one event names; of more there are several."""
 _BUS_DIGITS: Final = 9
 BUS_OUTPUT: Final = OutputTable(
     table="gold.bus_health",
@@ -438,7 +437,16 @@ def _summarise_bus(tables: Mapping[str, DataFrame], context: JobContext) -> Iter
     known = tables[BUS_OUTPUT.table].where(~F.col("topic").isin(*OWN_TOPICS))
     moved_us = F.greatest(F.unix_micros("cursor_at"), F.unix_micros("last_failed_at"))
     # Waiting times and rates grow by themselves while nothing happens; they stay out, and an idle bus makes no news.
-    rows = known.withColumn("moved_us", moved_us).orderBy("topic", "group").limit(_BUS_TOLD_MAX).collect()
+    rows = known.withColumn("moved_us", moved_us).orderBy("topic", "group").toLocalIterator()
+    for number in itertools.count(1):
+        part = list(itertools.islice(rows, _GROUPS_MAX))
+        if not part:
+            return
+        yield from _tick(part, number, context)
+
+
+def _tick(rows: Sequence[Row], number: int, context: JobContext) -> Iterable[Event]:
+    """The event of some groups, if any of them ever moved."""
     moved = [row["moved_us"] for row in rows if row["moved_us"] is not None]
     if not moved:
         return
@@ -466,7 +474,7 @@ def _summarise_bus(tables: Mapping[str, DataFrame], context: JobContext) -> Iter
     }
     space_id = setting(context, "space_id", SPACE_ID)
     payload = {
-        "batch_id": "bus_health",
+        "batch_id": "bus_health" if number == 1 else f"bus_health-{number}",
         "space_id": space_id,
         "count": len(groups),
         "started_at": at.isoformat(),

@@ -337,13 +337,14 @@ def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable
     rows = (
         tables[REQUESTS]
         .where(~F.col("is_answered"))
-        .select("space_id", "request_id", "is_understood")
+        .select("space_id", "request_id", "is_understood", F.col("requested_at").alias("_at"))
         .join(found, ["space_id", "request_id"], "left")
         .select(
-            "space_id", "request_id", "is_understood", F.coalesce("found", F.array().cast(_FOUND)).alias("candidates")
+            *("space_id", "request_id", "is_understood", "_at"),
+            F.coalesce("found", F.array().cast(_FOUND)).alias("candidates"),
         )
     )
-    return summaries(TEMPORAL_TOPIC, _RESPONSE, rows, context, keys=("space_id", "request_id"))
+    return summaries(TEMPORAL_TOPIC, _RESPONSE, rows, context, order=("_at", "space_id", "request_id"))
 
 
 TEMPORAL_CANDIDATES_JOBS: Final = (

@@ -74,7 +74,7 @@ def features_of(index: DataFrame, periods_h: tuple[float, ...] = _PERIODS_H) -> 
     return (
         index.where(F.col("g") == "hour")
         .select("space_id", F.col("doc_id").alias("event_id"), "ts", "date", "attributes.*")
-        .withColumn("shown", wall_clock("ts", "tz"))
+        .withColumn("shown", wall_clock(F.col("ts"), F.col("tz")))
         .withColumn("is_zone_known", F.col("shown").isNotNull())
         .withColumn("local_date", F.to_date(local))
         .withColumn("hod", hod)
@@ -317,7 +317,9 @@ def _build(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str,
 
 def _summarise(tables: Mapping[str, DataFrame], context: JobContext) -> Iterable[Event]:
     rows = tables[PATTERNS].withColumns({"first_ts": iso(F.col("first_ts")), "last_ts": iso(F.col("last_ts"))})
-    return summaries(TEMPORAL_TOPIC, "TEMPORAL_PATTERNS", rows, context, keys=("space_id", "scope", "person_id"))
+    return summaries(
+        TEMPORAL_TOPIC, "TEMPORAL_PATTERNS", rows, context, order=("last_ts", "space_id", "scope", "person_id")
+    )
 
 
 TEMPORAL_PATTERNS_JOBS: Final = (

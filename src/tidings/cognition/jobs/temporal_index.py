@@ -191,7 +191,7 @@ def _summarise_index(tables: Mapping[str, DataFrame], context: JobContext) -> It
             F.array(checksum).alias("hashes"),
         )
     )
-    return summaries(TEMPORAL_TOPIC, "TEMPORAL_INDEX_BUILT", built, context, keys=("space_id", "g"))
+    return summaries(TEMPORAL_TOPIC, "TEMPORAL_INDEX_BUILT", built, context, order=("window.to", "space_id", "g"))
 
 
 def _build_deletions(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:

@@ -11,7 +11,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Final, TypeVar, cast
 
 from tidings.core.errors import SettingsError
 from tidings.core.events import Event
@@ -19,7 +19,7 @@ from tidings.core.events import Event
 from ..schemas import struct_of
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import Column, DataFrame
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +110,8 @@ class Job:
     """From the tables it reads, by name, to the tables it writes, by name. Not asked where there is no row to read: its tables
     are empty then."""
     summarise: Summarise | None = None
-    """Events to publish from the tables it wrote. Their ids must depend on the run's content alone, so that a repeated run repeats nothing."""
+    """Events to publish from the tables it wrote, oldest news first. Their ids must depend on the run's content alone: those that were
+    published before are left out, and of the others a run publishes a page (``summaries_max``, 1,000 if not set), the next run the next."""
     partitioning: Partitioning | None = None
     """How to compute only what new rows touch. None: the tables are rebuilt from all of what it reads."""
     recent: Callable[[JobContext], Mapping[str, InputWindow]] | None = None
@@ -148,6 +149,20 @@ def setting(context: JobContext, name: str, default: _T, *, above: float | None 
     if above is not None and not given > above:
         raise SettingsError(name, f"must be above {above:g}, got {given!r}")
     return cast("_T", given)
+
+
+_DATED: Final = r"^\d{4}-\d{2}-\d{2}"
+
+
+def time_in(text: Column) -> Column:
+    """
+    The time in a text, ISO 8601 with year, month and day; null for anything else.
+
+    Spark's cast alone puts a time without a day on the day on which the run takes place, and would make tables depend on that.
+    """
+    from pyspark.sql import functions as F
+
+    return F.when(text.rlike(_DATED), text.try_cast("timestamp"))
 
 
 def shaped(frame: DataFrame, output: OutputTable) -> DataFrame:

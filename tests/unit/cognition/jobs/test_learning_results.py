@@ -21,6 +21,7 @@ from tests.unit.pipeline.jobs.support import (
     rows_of,
     table,
 )
+from tidings.cognition.jobs import learning_quality
 from tidings.cognition.jobs.consolidation_memories import CONSOLIDATION_ERASURES_JOBS
 from tidings.cognition.jobs.learning_fit import FITS, standing
 from tidings.cognition.jobs.learning_fit import JOBS as LEARNING_FIT_JOBS
@@ -351,7 +352,7 @@ def test_the_gates_regret_and_a_better_threshold(spark: SparkSession) -> None:
 
 
 @pytest.mark.req("L8", "F124")
-def test_the_bus_health_is_one_row_a_group_and_one_tick(spark: SparkSession) -> None:
+def test_the_bus_health_is_one_row_a_group_and_one_tick(spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lag, rates, categories and poison by group; the tick repeats nothing and is silent about the pipeline's own topics."""
     stream = Stream()
     for n in range(10):
@@ -387,3 +388,10 @@ def test_the_bus_health_is_one_row_a_group_and_one_tick(spark: SparkSession) -> 
     later = JobContext(epoch="e", until=99_999, as_of=at(DAY_S))
     assert LEARNING_BUS_JOBS[0].summarise is not None
     assert [event.meta.event_id for event in LEARNING_BUS_JOBS[0].summarise(tables, later)] == [tick.meta.event_id]
+
+    monkeypatch.setattr(learning_quality, "_GROUPS_MAX", 1)
+    ticks = told(LEARNING_BUS_JOBS[0], tables)
+    assert [(each.payload["batch_id"], each.payload["count"]) for each in ticks] == [
+        ("bus_health", 1),
+        ("bus_health-2", 1),
+    ]
