@@ -22,7 +22,7 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from ..latency_buckets import GROWTH
-from .job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped
+from .job import InputWindow, Job, JobContext, OutputTable, Partitioning, setting, shaped, time_in
 
 _MINUTE_US: Final = 60_000_000
 _MINUTES: Final = OutputTable(
@@ -280,7 +280,7 @@ def group_lag(
 def retries(letters: DataFrame) -> DataFrame:
     """How often dead letters were tried, by group and day of failing. A letter without attempts (expired, denied) counts none."""
     history = F.from_json("history", "array<struct<at:string,error:string>>")
-    times = F.array_compact(F.transform(history, lambda attempt: attempt["at"].try_cast("timestamp")))
+    times = F.array_compact(F.transform(history, lambda attempt: time_in(attempt["at"])))
     trying_s = F.col("failed_at").cast("double") - F.array_min(times).cast("double")
     return (
         letters.select(

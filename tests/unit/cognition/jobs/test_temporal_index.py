@@ -149,11 +149,15 @@ def test_running_again_tells_nothing_new_and_another_event_does(spark: SparkSess
 
 
 def test_odd_payloads_cost_themselves_only(spark: SparkSession) -> None:
-    """Broken JSON, no payload, times that are none or outside the log's years: the event's own time and zone stand in."""
+    """Broken JSON, no payload, times without a day or outside the log's years: the event's own time and zone stand in."""
     events = Events()
     events.add("hippo", "HIPPO_ENCODE", AT, "{broken", event_id="broken")
     events.add("hippo", "HIPPO_ENCODE", AT, None, event_id="sealed", is_sealed=True)
     events.add("hippo", "HIPPO_ENCODE", AT, {"occurred_at": "soon", "tags": "none"}, event_id="words")
+    for name, said in (("dayless", "10:15:00"), ("dayless T", "T10:15Z"), ("year", "2025"), ("month", "2025-03")):
+        events.add("hippo", "HIPPO_ENCODE", AT, {"occurred_at": said}, event_id=name)
+    events.add("temporal", "HIPPO_ENCODE", AT, {"ts": "10:15"}, event_id="dayless ts")
+    events.add("hippo", "HIPPO_ENCODE", AT, {"occurred_at": "2025-09-05"}, event_id="day")
     events.add("hippo", "HIPPO_ENCODE", AT, {"occurred_at": "9999-01-01T00:00:00Z"}, event_id="far")
     events.add("hippo", "HIPPO_ENCODE", AT, {"occurred_at": "2025-09-05T09:08:09+02:00"}, event_id="offset")
     events.add("hippo", "HIPPO_ENCODE", AT, {}, event_id="device", device='{"tz":"Asia/Tokyo"}')
@@ -161,8 +165,10 @@ def test_odd_payloads_cost_themselves_only(spark: SparkSession) -> None:
 
     hours = {row["doc_id"]: row for row in index_of(spark, events, tz_default="Europe/Rome") if row["g"] == "hour"}
 
+    assert hours.pop("day")["ts"] == utc("2025-09-05T00:00")
+    dayless = ["dayless", "dayless T", "dayless ts", "year", "month"]
     assert {name: row["ts"] for name, row in hours.items()} == dict.fromkeys(
-        ["broken", "sealed", "words", "far", "offset", "device", "list"], AT
+        ["broken", "sealed", "words", "far", "offset", "device", "list", *dayless], AT
     )
     assert hours["broken"]["attributes"]["tz"] == "Europe/Rome"
     assert hours["offset"]["attributes"]["tz"] == "+02:00"
