@@ -358,9 +358,12 @@ def evidence(events: DataFrame) -> DataFrame:
     One row for each thing that an event says of a memory: that it was used (clicked, recalled or broadcast), the ``valence``
     annotated for it, and the ``salience`` that the attention gate gave it.
     """
-    recalled = F.coalesce(
-        texts("event_ids"), texts("doc_ids"), texts("results[*].event_id"), texts("results[*].doc_id")
+    # Not by a path with [*], which gives a single match without its list.
+    results = F.transform(
+        texts("results"),
+        lambda each: F.coalesce(F.get_json_object(each, "$.event_id"), F.get_json_object(each, "$.doc_id")),
     )
+    recalled = F.coalesce(texts("event_ids"), texts("doc_ids"), results)
     kind = F.col("type")
     used = (
         F.when(kind == "RETRIEVAL_CLICK", F.array(text("doc_id")))

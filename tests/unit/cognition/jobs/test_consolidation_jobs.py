@@ -90,6 +90,14 @@ def scored_memories(events: Events) -> None:
     events.add("gate", "cognitive.attention.gate.admit", NOW, {"content_id": "gated", "salience_score": 0.9})
     events.add("retrieval", "RECALL_RESULT", NOW, {"results": [{"event_id": "gated"}, {"event_id": "x"}]})
     events.add("retrieval", "RECALL_RESULT", NOW, {"event_ids": "gated"})
+    events.memory(NOW, "d", event_id="recalled")
+    for results in (
+        [{"event_id": "recalled"}],
+        [{"doc_id": "recalled"}],
+        ["recalled", 7, {"event_id": "recalled"}],
+        [],
+    ):
+        events.add("retrieval", "RECALL_RESULT", NOW, {"results": results})
 
 
 @pytest.fixture(scope="module")
@@ -107,6 +115,15 @@ def test_a_keep_score_by_hand(scores: dict[str, dict[str, Any]]) -> None:
     assert (found["salience"], found["used_count"], found["usage"], found["valence"]) == (0.8, 2, 0.4, -0.6)
     assert found["score"] == pytest.approx(0.575)
     assert (found["decision"], found["reason"]) == ("keep", "score at least 0.25")
+
+
+@pytest.mark.req("C2")
+def test_a_recall_with_one_result_is_a_use(scores: dict[str, dict[str, Any]]) -> None:
+    """
+    Each recall uses what it lists, however few: one result by event or document, one among two that name nothing, and none.
+    """
+    assert scores["recalled"]["used_count"] == 3
+    assert scores["gated"]["used_count"] == 1
 
 
 @pytest.mark.req("C2")
@@ -130,6 +147,7 @@ def test_what_becomes_of_each(scores: dict[str, dict[str, Any]]) -> None:
         "loud": "keep",
         "words": "keep",
         "gated": "keep",
+        "recalled": "keep",
     }
     assert scores["dull"]["score"] == pytest.approx(0.35 * 0.1 + 0.1, abs=1e-3)
     assert scores["twin"]["kept_event_id"] == "best"
