@@ -260,21 +260,22 @@ def _feature_days(
     # Rounding may take the mean of equal values a hair off them, which would look like a spread.
     means = np.clip(np.add.reduceat(values, begins) / counts, lows, highs)
     variances = np.add.reduceat((values - np.repeat(means, counts)) ** 2, begins) / counts
-    # Days are put together around the feature's least value: around zero, a large mean would swallow a small spread.
-    moved = means - lows.min()
     befores = np.searchsorted(of_day, of_day - reference_days)
     for at, before in enumerate(befores):
         row: dict[str, Any] = dict.fromkeys(("reference_rows", "reference_mean", "reference_deviation", "z", "psi"))
         if before < at:
             known = slice(before, at)
             total = int(counts[known].sum())
-            mean = (counts[known] * moved[known]).sum() / total
-            squares = (counts[known] * (variances[known] + moved[known] ** 2)).sum() / total
-            deviation = math.sqrt(max(0.0, squares - mean**2))
             low, high = lows[known].min(), highs[known].max()
+            # Days are put together around their own least value: around zero, or around that of days that are not
+            # compared, a large mean would swallow a small spread.
+            moved = means[known] - low
+            mean = (counts[known] * moved).sum() / total
+            squares = (counts[known] * (variances[known] + moved**2)).sum() / total
+            deviation = math.sqrt(max(0.0, squares - mean**2))
             row |= {
                 "reference_rows": total,
-                "reference_mean": means[at] - moved[at] + mean,
+                "reference_mean": low + mean,
                 "reference_deviation": deviation,
                 "psi": _stability(
                     _places(values[begins[at] : ends[at]], low, high, bins) / counts[at],

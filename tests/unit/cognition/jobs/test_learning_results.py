@@ -6,11 +6,12 @@ import math
 import random
 import statistics
 from collections.abc import Mapping
-from datetime import date
+from datetime import date, timedelta
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
 from tests.unit.pipeline.jobs.support import (
     CURSORS_SCHEMA,
@@ -266,6 +267,35 @@ async def test_drift_agrees_with_the_arithmetic_and_raises_alerts(spark: SparkSe
     events = told(LEARNING_DRIFT_JOBS[0], {"gold.learning_drift": found})
     assert ("x", "2026-03-12") in {(event.payload["feature"], event.payload["date"]) for event in events}
     assert {str(event.meta.type) for event in events} == {"PATTERN_DETECTED"}
+
+
+@pytest.mark.req("L6")
+def test_one_large_value_changes_no_day_that_is_not_compared_with_it(spark: SparkSession) -> None:
+    """
+    Ten days around 0.5, the last of which drifts, say the same whether they are made alone or with days before and after them
+    that hold one large number.
+    """
+    chance = random.Random(7)
+    first = date(2026, 3, 1)
+    days = [
+        ("actions", "s1", "x", first + timedelta(days=day), chance.gauss(0.9 if day == 9 else 0.5, 0.1))
+        for day in range(10)
+        for _ in range(40)
+    ]
+    large = [
+        ("actions", "s1", "x", first + timedelta(days=day), size) for day, size in ((-100, 9e14), (40, -(2.0**63)))
+    ]
+    schema = "set_name string, space_id string, feature string, date date, value double"
+
+    def found(values: list[tuple[str, str, str, date, float]]) -> list[dict[str, Any]]:
+        of_days = F.col("date").between(first, first + timedelta(days=9))
+        return rows_of(drift(spark.createDataFrame(values, schema)).where(of_days), "date")
+
+    alone = found(days)
+    assert found(days + large) == alone
+    assert alone[-1]["is_drifted"]
+    assert alone[-1]["reference_mean"] == pytest.approx(0.5, abs=0.05)
+    assert alone[-1]["z"] > 3
 
 
 @pytest.mark.heavy
