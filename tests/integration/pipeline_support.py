@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -43,30 +43,40 @@ def tool(*args: object, env: dict[str, str], code: int = 0) -> Any:
     """Run a command line with ``--json`` to its end; what it printed, as one value or a list of them."""
     command = [sys.executable, "-m", "tidings.cli", *map(str, args), "--json"]
     done = subprocess.run(command, capture_output=True, timeout=SECONDS_MAX, check=False, env=env, text=True)
-    assert done.returncode == code, done.stderr
+    assert done.returncode == code, done.stderr or done.stdout
     lines = [json.loads(line) for line in (done.stdout if code == 0 else done.stdout or done.stderr).splitlines()]
     return lines[0] if len(lines) == 1 else lines
 
 
 @contextlib.contextmanager
-def cluster(folder: Path) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
-    """A standalone cluster of one master and two workers on loopback: its address, and the workers."""
+def cluster(
+    folder: Path, place: Mapping[str, str] | None = None
+) -> Iterator[tuple[str, list[subprocess.Popen[bytes]]]]:
+    """
+    A standalone cluster of one master and two workers on loopback: its address, and the workers.
+
+    Args:
+        folder: For its files.
+        place: More of its processes' environment, such as their time zone.
+    """
     port = _free_port()
     address = f"spark://127.0.0.1:{port}"
     master = ["org.apache.spark.deploy.master.Master", "--host", "127.0.0.1", "--port", str(port), "--webui-port", "0"]
     worker = ["org.apache.spark.deploy.worker.Worker", "--host", "127.0.0.1", "--cores", "1", "--memory", "1g"]
     worker += ["--webui-port", "0", address]
     with contextlib.ExitStack() as stack:
-        stack.enter_context(_spark_class(folder, "master", master))
+        stack.enter_context(_spark_class(folder, "master", master, place))
         _await_port(port)
-        workers = [stack.enter_context(_spark_class(folder, f"worker{number}", worker)) for number in (1, 2)]
+        workers = [stack.enter_context(_spark_class(folder, f"worker{number}", worker, place)) for number in (1, 2)]
         log = folder / "master.log"
         _await(lambda: log.read_bytes().count(b"Registering worker") == 2)
         yield address, workers
 
 
 @contextlib.contextmanager
-def _spark_class(folder: Path, name: str, main: list[str]) -> Iterator[subprocess.Popen[bytes]]:
+def _spark_class(
+    folder: Path, name: str, main: list[str], place: Mapping[str, str] | None
+) -> Iterator[subprocess.Popen[bytes]]:
     """A process of Spark's own, by its main class."""
     folder.mkdir(exist_ok=True)
     home = Path(pyspark.__file__).parent
@@ -78,6 +88,7 @@ def _spark_class(folder: Path, name: str, main: list[str]) -> Iterator[subproces
         "SPARK_LOCAL_IP": "127.0.0.1",
         "SPARK_WORKER_DIR": str(folder / name),
         "PYSPARK_PYTHON": sys.executable,
+        **(place or {}),
     }
     with (folder / f"{name}.log").open("wb") as log:
         process = subprocess.Popen(

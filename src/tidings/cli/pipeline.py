@@ -562,7 +562,7 @@ def _jobs(names: str | None, sets: list[str] | None) -> tuple[Job, ...]:
 def _session(
     settings: PipelineSettings, *, is_loud: bool, out: Output, is_brief: Callable[[], bool] = lambda: False
 ) -> Iterator[SessionOnDemand]:
-    from tidings.pipeline.session import SessionOnDemand, heap_mb, is_remote
+    from tidings.pipeline.session import SessionOnDemand, connect_mode, heap_mb, is_remote
 
     heap = "" if is_remote(settings.master) else f", with a heap of {heap_mb(settings)} MB"
     spark = SessionOnDemand(
@@ -571,7 +571,7 @@ def _session(
         starting=lambda: out.note(f"starting Spark on {settings.master}{heap}"),
         is_brief=is_brief,
     )
-    with _told_of_interrupts(), spark:
+    with _told_of_interrupts(), connect_mode(settings.master), spark:
         yield spark
 
 
@@ -728,6 +728,7 @@ def _show_run(out: Output, report: RunReport, publisher: SummaryPublisher) -> No
                         "rows": None if job.rows is None else dict(job.rows),
                         "published": job.published,
                         "error": None if job.error is None else job.error.problem,
+                        "waits_for": job.waits_for or None,
                     }
                     for job in report.jobs
                 ],
@@ -745,6 +746,9 @@ def _show_run(out: Output, report: RunReport, publisher: SummaryPublisher) -> No
         out.text(f"{len(done)} jobs wrote {rows} rows and told the log {sum(job.published for job in done)} events")
     for job in report.failed:
         out.text(f"FAILED {job.name}: {job.error.problem if job.error is not None else ''}")
+    for job in report.jobs:
+        if job.waits_for:
+            out.text(f"WAITING {job.name}: for tables that {job.waits_for} has never made")
 
 
 _register()

@@ -62,6 +62,8 @@ class JobResult:
     is_told: bool = True
     """Whether that reached the log; what did not is said again by the next run."""
     error: JobFailed | None = None
+    waits_for: str = ""
+    """The job that failed in this run and has never made a table that this one reads: this one was not run."""
     days: int | None = None
     """How many days of its tables were rebuilt; ``None`` if all were, or it does not go by days."""
     files_read: int = 0
@@ -119,6 +121,11 @@ class GoldJobs:
                 ready.sort(key=lambda job: -ahead[job.name])
                 for job in ready[: self.at_once_max - len(running)]:
                     del waiting[job]
+                    if maker := self._missing_maker(job, results):
+                        # Run on a table that is missing, it would store "there is nothing" as a fact.
+                        results[job.name] = JobResult(job.name, waits_for=maker)
+                        self.shared.end(job)
+                        continue
                     running[pool.submit(self._fenced, job, is_again=job.name in again, is_paced=is_paced)] = job.name
                 done, _ = wait(running, return_when=FIRST_COMPLETED)
                 for future in done:
@@ -126,6 +133,17 @@ class GoldJobs:
                         pool.shutdown(wait=False, cancel_futures=True)
                     results[running.pop(future)] = future.result()
         return tuple(results[job.name] for job in self.jobs)
+
+    def _missing_maker(self, job: Job, results: Mapping[str, JobResult]) -> str:
+        """The first job of this run that was not successful and never made a table that ``job`` reads; empty if there is none."""
+        for maker in self.jobs:
+            result = results.get(maker.name)
+            if result is None or not (result.error or result.waits_for):
+                continue
+            tables = {output.table for output in maker.writes}.intersection(job.reads)
+            if any("seq" not in self.lake.note(table) for table in tables):
+                return maker.name
+        return ""
 
     def _fenced(self, job: Job, *, is_again: bool, is_paced: bool) -> JobResult:
         """One job with its summary, whatever becomes of it."""

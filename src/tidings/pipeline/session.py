@@ -200,6 +200,29 @@ def is_remote(master: str) -> bool:
     return master.startswith("sc://")
 
 
+@contextlib.contextmanager
+def connect_mode(master: str) -> Iterator[None]:
+    """
+    Within the block PySpark makes columns and UDFs for Spark Connect if that is where ``master`` leads, also before there is a session.
+
+    For the import of job sets: a UDF that a set builds on import belongs to the mode that it was built in.
+    """
+    name = "SPARK_CONNECT_MODE_ENABLED"
+    if not is_remote(master):
+        yield
+        return
+    own = os.environ  # noqa: TID251 - PySpark looks here
+    before = own.get(name)
+    own[name] = "1"
+    try:
+        yield
+    finally:
+        if before is None:
+            own.pop(name, None)
+        else:
+            own[name] = before
+
+
 def memory_mb() -> int:
     """How much memory this process may use: the machine's, or what its container is held to."""
     found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
@@ -223,11 +246,14 @@ def heap_mb(settings: PipelineSettings, available_mb: int | None = None) -> int:
 
 # Java collects everything when its room for classes grows past a first limit, which Spark passes several times. And with its usual
 # thresholds it spends a third of a run on compiling well, for the most part of what plans queries, which is soon well enough.
+# Where times have no zone, and letters no language, those of the JVM count: of the driver's and of each executor's. They come last, where
+# the JVM takes them whatever else it is given: tables do not depend on them.
+_JAVA_PLACE: Final = "-Duser.timezone=UTC -Duser.language=en -Duser.country=US"
 _JAVA_OPTIONS: Final = (
-    "-Duser.timezone=UTC -XX:+UseParallelGC -XX:MetaspaceSize=512m -XX:Tier4InvocationThreshold=25000"
+    "-XX:+UseParallelGC -XX:MetaspaceSize=512m -XX:Tier4InvocationThreshold=25000"
     " -XX:Tier4MinInvocationThreshold=3000 -XX:Tier4CompileThreshold=75000"
 )
-_BRIEF_OPTIONS: Final = "-Duser.timezone=UTC -XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+_BRIEF_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
 """For a JVM that ends before code that is compiled well would have paid: it is compiled quickly, and once."""
 
 
@@ -252,7 +278,10 @@ def spark_conf(
         conf["spark.python.daemon.module"] = "tidings.pipeline.worker_daemon"
         # Files of this machine are quicker looked up than a Spark job is started that looks them up.
         conf["spark.sql.sources.parallelPartitionDiscovery.threshold"] = "100000"
-    return {**conf, **settings.spark}
+    conf |= settings.spark
+    for options in ("spark.driver.extraJavaOptions", "spark.executor.extraJavaOptions"):
+        conf[options] = f"{conf.get(options, '')} {_JAVA_PLACE}".lstrip()
+    return conf
 
 
 def start_session(
@@ -469,6 +498,10 @@ def translate_spark_errors(stage: str) -> Iterator[None]:
 def first_line(error: BaseException) -> str:
     """What an error says, in a line: Spark's go on for pages, and begin with where they passed through."""
     lines = [line.strip(" :\t") for line in str(error).splitlines()]
+    if details := [
+        line for line in lines if line.startswith("details = ")
+    ]:  # of a Connect server, behind what gRPC calls itself
+        return details[0].removeprefix("details = ").strip('"')[:500]
     useful = [line for line in lines if line and not line.startswith("An error occurred while calling")]
     return useful[0][:500] if useful else type(error).__name__
 

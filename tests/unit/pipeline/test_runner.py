@@ -477,6 +477,51 @@ def test_a_job_that_fails_stops_no_other(spark: SparkSession, workspace: Workspa
     assert not workspace.lake.exists("gold.broken")
 
 
+def test_a_job_waits_for_tables_that_were_never_made(spark: SparkSession, workspace: Workspace) -> None:
+    """
+    Where a job fails that has never made its table, a job that reads it, and one that reads that one's, are not run and store
+    nothing; once it has been made, a later failure leaves them to what there is.
+    """
+    is_broken = True
+
+    def first(tables: Mapping[str, DataFrame], context: JobContext) -> Mapping[str, DataFrame]:
+        if is_broken:
+            raise ValueError("no idea")
+        return {"gold.first": tables["silver.events"].select("topic")}
+
+    def copy(source: str, target: str) -> Build:
+        return lambda tables, _: {target: tables[source].select("topic")}
+
+    def job(name: str, source: str, build: Build) -> Job:
+        return Job(name, "", (source,), (OutputTable(f"gold.{name}", "topic string", ""),), build)
+
+    jobs = [
+        job("first", "silver.events", first),
+        job("second", "gold.first", copy("gold.first", "gold.second")),
+        job("third", "gold.second", copy("gold.second", "gold.third")),
+        COUNTS,
+    ]
+
+    def outcome() -> dict[str, tuple[bool, str]]:
+        report = workspace.pipeline(TEST_SETTINGS).run(lambda: spark, jobs)
+        return {result.name: (result.rows is not None, result.waits_for) for result in report.jobs}
+
+    assert outcome() == {
+        "first": (False, ""),
+        "second": (False, "first"),
+        "third": (False, "second"),
+        "counts": (True, ""),
+    }
+    assert not any(workspace.lake.exists(f"gold.{name}") for name in ("first", "second", "third"))
+
+    is_broken = False
+    assert [was_run for was_run, _ in outcome().values()] == [True, True, True, False]
+    is_broken = True
+    workspace.append([event(9000, "new")])
+    assert outcome()["second"] == (True, "")
+    assert "new" not in workspace.column("gold.third", "topic")
+
+
 def test_a_spark_that_cannot_be_started_is_no_jobs_fault(workspace: Workspace) -> None:
     """
     Where Spark cannot be started the run says so; no job is noted as failed, and what needs no Spark was done.

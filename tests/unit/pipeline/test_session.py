@@ -182,7 +182,7 @@ def test_memory_and_noise_are_bounded_by_settings() -> None:
 
 def test_a_jvm_for_little_work_compiles_quickly() -> None:
     """
-    What is started for little work, after which it ends, is not compiled for long work; a user's own options for Java win.
+    What is started for little work, after which it ends, is not compiled for long work; a user's own options for Java take its place.
     """
     name = "spark.driver.extraJavaOptions"
     brief, long = (
@@ -192,7 +192,17 @@ def test_a_jvm_for_little_work_compiles_quickly() -> None:
     assert "-XX:TieredStopAtLevel=1" in brief
     assert "TieredStopAtLevel" not in long
     assert all("-Xlog:disable" in each for each in (brief, long))
-    assert spark_conf(PipelineSettings(spark={name: "-Xint"}), is_brief=True)[name] == "-Xint"
+    assert spark_conf(PipelineSettings(spark={name: "-Xint"}), is_brief=True)[name].startswith("-Xint -D")
+
+
+def test_tables_depend_on_no_language_of_a_jvm() -> None:
+    """Driver and executors are told UTC and English, behind whatever else a user gives them: of two the JVM takes the last."""
+    names = [f"spark.{each}.extraJavaOptions" for each in ("driver", "executor")]
+    turkish = dict.fromkeys(names, "-Duser.language=tr")
+    place = "-Duser.timezone=UTC -Duser.language=en -Duser.country=US"
+
+    for conf in (spark_conf(PipelineSettings()), spark_conf(PipelineSettings(spark=turkish), is_brief=True)):
+        assert [conf[name].endswith(place) for name in names] == [True, True]
 
 
 def test_the_heap_follows_the_machine() -> None:

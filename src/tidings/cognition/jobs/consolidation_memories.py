@@ -135,21 +135,27 @@ _EVIDENCE_SCHEMA: Final = "space_id string, event_id string, seq bigint, kind st
 _PACKED: Final = ("seq", "packed_keys", "is_new_text")
 _WORDS: Final = "seq bigint, word bigint, is_name boolean"
 _SHARED: Final = "seq bigint, other_seq bigint, shared bigint"
+_PAIRS: Final = "seq bigint, other_seq bigint"
 _LIKENESS: Final = StructType([StructField("jaccard", DoubleType()), StructField("cosine", DoubleType())])
 _TEXT: Final = ("space_id", "text_key")
 _ID: Final = ("space_id", "event_id")
 
 
-@pandas_udf(BinaryType())  # type: ignore[call-overload, untyped-decorator, unused-ignore]
 def _keys(normal: pd.Series, space_hash: pd.Series, id_hash: pd.Series, text_hash: pd.Series) -> pd.Series:
     hashes = (each.to_numpy() for each in (space_hash, id_hash, text_hash))
     return pd.Series(packed_keys(normal.to_list(), *hashes), dtype=object)
 
 
-@pandas_udf(_LIKENESS)  # type: ignore[call-overload, untyped-decorator, unused-ignore]
 def _likeness(one: pd.Series, other: pd.Series, one_vector: pd.Series, other_vector: pd.Series) -> pd.DataFrame:
     found = [likeness(*each) for each in zip(one, other, one_vector, other_vector, strict=True)]
     return pd.DataFrame(found, columns=["jaccard", "cosine"], dtype="float64")
+
+
+def _keys_of(normal: Column) -> Column:
+    """The keys that texts are compared by, packed."""
+    # Built here and not on import: see ``columns.wall_clock``.
+    keys = pandas_udf(_keys, BinaryType())  # type: ignore[call-overload, unused-ignore]
+    return keys(normal, F.xxhash64("space_id"), F.xxhash64(*_ID), F.xxhash64(*_TEXT))  # type: ignore[no-any-return, unused-ignore]
 
 
 def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
@@ -180,7 +186,7 @@ def memories_told(events: DataFrame, context: JobContext) -> DataFrame:
         .withColumn("length", F.length("text"))
         .withColumn("_normal", normalised(F.col("text")))
         .withColumn("text_key", F.sha2(normal, 256))
-        .withColumn("packed_keys", _keys(normal, F.xxhash64("space_id"), F.xxhash64(*_ID), F.xxhash64(*_TEXT)))
+        .withColumn("packed_keys", _keys_of(normal))
         .drop("_normal")
     )
 
@@ -202,7 +208,7 @@ def _build_memories(tables: Mapping[str, DataFrame], context: JobContext) -> Map
         is_new = pc.is_in(few_named["seq"], few_new["seq"].filter(few_new["is_new_text"]))
         fresh_here = _words_here(few_named, is_new)
         few_pairs = nearest(_keys_in(fresh_here), _keys_in(few_words), neighbours_max, _SHARED_MIN)
-        pairs = new.sparkSession.createDataFrame(few_pairs)
+        pairs = new.sparkSession.createDataFrame(few_pairs, _PAIRS)
     columns = [part.split()[0] for part in _MEMORIES_SCHEMA.split(", ")]
     made = {
         MEMORIES: told.join(new.select("seq", "is_new_text"), "seq").select(*columns),
@@ -249,7 +255,7 @@ def _met(old: DataFrame, named: pa.Table | None, said: pa.Table | None) -> tuple
     seqs = words.where("is_name").select("seq").distinct()
     if few is not None:
         named_here = few.filter(few["is_name"]).select(["seq"])
-        seqs = words.sparkSession.createDataFrame(named_here)
+        seqs = words.sparkSession.createDataFrame(named_here, "seq bigint")
         seqs = F.broadcast(seqs) if named_here.num_rows <= _SEQS_SENT_MAX else seqs.distinct()
         old = old if named_here.num_rows else old.limit(0)
     # What else is known of them is looked up where it is stored.
@@ -321,7 +327,7 @@ def _compared(
         pairs = F.broadcast(pairs)
     others = told.select(*said).unionByName(old.select(*said))
     found = others.select(F.col("seq").alias("other_seq"), F.struct(*said).alias("other")).join(pairs, "other_seq")
-    like = _likeness(
+    like = pandas_udf(_likeness, _LIKENESS)(  # type: ignore[call-overload, unused-ignore]
         *(normalised(F.col(f"{side}.text")) for side in ("one", "other")), "one.embedding", "other.embedding"
     )
     return (

@@ -191,8 +191,6 @@ _FOUND: Final = (
 _MICROS: Final = ArrayType(StructType([StructField("start", LongType()), StructField("end", LongType())]))
 
 
-# Requests are few: a row at a time is quick enough.
-@F.udf(_MICROS, useArrow=False)  # type: ignore[untyped-decorator, unused-ignore]
 def _meant(phrase: str | None, now_micros: int, tz: str | None) -> list[tuple[int, int]]:
     zone = zone_or_none(tz or "UTC")
     if phrase is None or zone is None:
@@ -226,8 +224,10 @@ def requests_of(events: DataFrame, context: JobContext) -> DataFrame:
             F.when(start < end, F.array(F.struct(start.alias("start"), end.alias("end")))).alias("given"),
         ).alias("request"),
     )
+    # Requests are few: a row at a time is quick enough. Built here and not on import: see ``columns.wall_clock``.
+    meant = F.udf(_meant, _MICROS, useArrow=False)
     of_phrase = F.transform(
-        _meant("phrase", F.unix_micros("requested_at"), "tz"),
+        meant("phrase", F.unix_micros("requested_at"), "tz"),
         lambda each: F.struct(
             F.timestamp_micros(each["start"]).alias("start"), F.timestamp_micros(each["end"]).alias("end")
         ),
