@@ -121,6 +121,17 @@ class Plan:
         return frame
 
     @property
+    def beside(self) -> Days | None:
+        """
+        The days, other than those that are replaced, of which rows may be built from what is needed, though not all of them: a window
+        that reaches before or after its day has them. Rows of any other day have no place. ``None``: any day may have rows.
+        """
+        if not self.needed:
+            return None
+        near = (_near(set(days), self.windows[table]) for table, days in self.needed.items())
+        return frozenset().union(*near) - self.days
+
+    @property
     def dates(self) -> list[date]:
         """The days whose rows are replaced, in their order."""
         return self.dates_of(self.days)

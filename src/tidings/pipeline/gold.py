@@ -237,14 +237,21 @@ class GoldJobs:
         adds = []
         if frame is not None:
             frame = as_promised(job, output, frame)
-            if seq_column == "":
-                frame = frame.where("date is not null" if plan.is_all else frame["date"].isin(plan.dates))
+            if seq_column == "" and not plan.is_all:
+                frame = _of_days(frame, plan)
             elif seq_column and not plan.is_all:
                 # A run that died between two tables left one of them ahead.
                 frame = frame.where(frame[seq_column] > int(self.lake.note(table).get("seq", 0)))
             frame = frame.repartition("date") if is_by_day and not is_small else frame
             name = stem(app, version, self.run_name)
-            adds = self.lake.write_files(frame, table, output.schema, name, is_by_day=is_by_day, is_small=is_small)
+            try:
+                adds = self.lake.write_files(frame, table, output.schema, name, is_by_day=is_by_day, is_small=is_small)
+            except Exception as error:
+                if NO_DAY in str(error):
+                    raise JobFailed(job.name, f"it made rows of {table} without a date") from error
+                raise
+            if seq_column == "" and not plan.is_all:
+                _check_days(job, table, adds, plan)
         self.lake.commit(
             table, schema, adds, app=app, version=version, note=note, replaces=replaces, is_by_day=is_by_day
         )
@@ -417,6 +424,32 @@ def seconds_ahead(before: Mapping[Job, set[str]], seconds: Callable[[str], float
         behind = [found[other.name] for other, names in before.items() if job.name in names]
         found[job.name] = max(behind, default=0.0) + (seconds(job.name) or 1.0)
     return found
+
+
+def _of_days(frame: DataFrame, plan: Plan) -> DataFrame:
+    """The rows that a job by days made, without those of days that it could make a part of only. What has no place stays, to be found."""
+    if plan.beside is None:
+        return frame.where(frame[DAY_COLUMN].isNull() | frame[DAY_COLUMN].isin(plan.dates))
+    if not plan.beside:
+        return frame
+    return frame.where(frame[DAY_COLUMN].isNull() | ~frame[DAY_COLUMN].isin(plan.dates_of(plan.beside)))
+
+
+def _check_days(job: Job, table: str, adds: Iterable[AddAction], plan: Plan) -> None:
+    """
+    Make sure that the files of a table are of the days that are replaced.
+
+    Raises:
+        JobFailed: They are not: these rows would be in no table.
+    """
+    days = {day.isoformat() for day in plan.dates}
+    others = sorted({str(add.partition_values[DAY_COLUMN]) for add in adds} - days)
+    if others:
+        raise JobFailed(
+            job.name,
+            f"it made rows of {table} of days that its windows do not reach: {', '.join(others[:3])} beside"
+            f" {', '.join(sorted(days)[:3])}; give its InputWindow days_before or days_after",
+        )
 
 
 def _amount(files: Iterable[DataFile]) -> tuple[int, int]:

@@ -244,6 +244,82 @@ def test_a_job_is_given_what_is_recent_and_what_it_made_before(spark: SparkSessi
     assert read == [1, 3, 2, 2]
 
 
+def test_one_record_of_a_wrong_clock_empties_no_index(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    The index of a log whose clock once stood a hundred years ahead has the moments that it had, and those that come after; also if
+    a run took that time for its own, as versions before this one did, and dropped all rows as past their life.
+    """
+    workspace = Workspace(tmp_path)
+    jobs = choose(all_jobs(), ["temporal_index"])
+    settings = msgspec.structs.replace(SETTINGS, jobs={"temporal_index": {"ttl_days": 3650}})
+
+    def memory(number: int) -> Event:
+        return Event(EventMeta("hippo", "HIPPO_ENCODE", "s1", f"m{number}", START), {"content": {"text": "x"}})
+
+    append(workspace, [memory(1)], 0)
+    append(workspace, [memory(2)], 36_525)
+    was_believed = workspace.pipeline(settings)
+    was_believed._clock = VirtualClock(ns_of(START + timedelta(days=36_525)))
+    assert was_believed.run(lambda: spark, jobs).failed == ()
+    assert workspace.rows("gold.temporal_index") == []
+
+    append(workspace, [memory(3)], 1)
+    made(spark, workspace, jobs, settings)
+
+    assert set(workspace.column("gold.temporal_index", "doc_id")) == {"m1", "m2", "m3"}
+
+
+def test_rows_of_days_that_no_window_reaches_fail_the_job(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    A job that counts by Tokyo's days what its window takes for days in UTC fails by name, and says what to give; with that window the
+    rows made day by day are those made at once. A row without a day fails the job too.
+    """
+    workspace = Workspace(tmp_path)
+
+    def job(name: str, day: str, **window: int) -> Job:
+        def build(tables: Mapping[str, DataFrame], _: JobContext) -> Mapping[str, DataFrame]:
+            return {f"gold.{name}": tables["silver.events"].selectExpr(f"{day} as date").groupBy("date").count()}
+
+        return Job(
+            name=name,
+            about="Orders by day.",
+            reads=("silver.events",),
+            writes=(OutputTable(f"gold.{name}", "date date, count bigint", "One day."),),
+            build=build,
+            partitioning=Partitioning(lambda _: {"silver.events": InputWindow("ts", **window)}),  # type: ignore[arg-type]
+        )
+
+    tokyo = "to_date(from_utc_timestamp(ts, 'Asia/Tokyo'))"
+    jobs = [
+        job("blind", tokyo),
+        job("reaching", tokyo, days_before=1),
+        job("dayless", "if(extract(hour from ts) = 23, null, to_date(ts))"),
+    ]
+    problems: list[dict[str, str]] = []
+    for day in range(3):
+        hours = [START.replace(hour=hour) + timedelta(days=day) for hour in (1, 12, 16)] + (
+            [START.replace(hour=23) + timedelta(days=2)] if day == 2 else []
+        )
+        append(
+            workspace,
+            [Event(EventMeta("t", "X", "s1", f"e{day}-{n}", at), {}) for n, at in enumerate(hours)],
+            day + 0.9,
+        )
+        report = workspace.pipeline(SETTINGS).run(lambda: spark, jobs)
+        problems.append({job.name: str(job.error) for job in report.failed})
+
+    counts = workspace.rows("gold.reaching", "date", "count")
+    made(spark, workspace, jobs[1:2], is_again=True)
+    assert counts == workspace.rows("gold.reaching", "date", "count")
+    assert [count for _, count in counts] == [2, 3, 3, 2]
+    assert problems[0] == {}
+    assert problems[1].keys() == {"blind"}
+    assert problems[2].keys() == {"blind", "dayless"}
+    assert "of days that its windows do not reach: 2026-03-04" in problems[1]["blind"]
+    assert "days_before or days_after" in problems[1]["blind"]
+    assert "without a date" in problems[2]["dayless"]
+
+
 def test_a_table_by_seq_with_a_date_is_stored_by_it_and_a_job_without_rows_is_not_asked(
     spark: SparkSession, tmp_path: Path
 ) -> None:
