@@ -156,7 +156,7 @@ async def _workspace(session: Session) -> list[CheckResult]:
                 "clock and log",
                 "problem",
                 f"the newest record was written at {newest}, which is later than now",
-                "set the clock right: nothing is dropped by age meanwhile",
+                "set the clock right: nothing is dropped by age meanwhile, and if it is a day and more, jobs go by this clock",
             )
         )
     if not all(os.access(each, os.W_OK) for each in (folder, session.layout.lock)):

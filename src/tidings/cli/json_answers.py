@@ -103,7 +103,7 @@ ANSWERS: Final[dict[str, str]] = {
     "pipeline report": "one: file seq events tables",
     "pipeline run": _RUN,
     "pipeline scrub": "one: carried_out list_seq tables erasures is_all refused_erasures swept_files? old_files? waits_for?",
-    "pipeline status": "one: lake epoch seq pending tables failed",
+    "pipeline status": "one: lake epoch seq pending written_ahead tables failed",
     "pipeline verify": "one: is_equal until quarantined repeated missing_in_silver erased streams",
     "policy check": "one: is_valid statements",
     "policy dismiss": f"one: {_ACCESS}",

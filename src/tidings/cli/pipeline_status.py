@@ -30,6 +30,7 @@ def show_status(out: Output, pipeline: Pipeline) -> None:
     states = JobStates(pipeline.lake.storage, epoch)
     tables = table_statuses(pipeline.lake, states, reached=reached, pending=pending, has_news=has_news)
     failed = states.failed()
+    ahead_until = None if any(table.problem for table in tables) else pipeline.ahead_until()
     if out.is_json:
         out.json(
             {
@@ -37,6 +38,7 @@ def show_status(out: Output, pipeline: Pipeline) -> None:
                 "epoch": epoch or None,
                 "seq": reached,
                 "pending": pending,
+                "written_ahead": None if ahead_until is None else ahead_until.isoformat(),
                 "tables": [_as_json(table) for table in tables],
                 "failed": [
                     {"job": name, "at": state.failed_at, "problem": state.problem} for name, state in failed.items()
@@ -60,6 +62,11 @@ def show_status(out: Output, pipeline: Pipeline) -> None:
         out.text(f"{name} last computed all of history, because {why}")
     for name, state in failed.items():
         out.text(f"FAILED {name} at {_moment(state.failed_at)}: {state.problem}")
+    if ahead_until is not None:
+        out.text(
+            f"CLOCK: the log's last record was written at {_moment(ahead_until.isoformat())}, far ahead of this machine's"
+            " clock: jobs take that clock's time for now"
+        )
     ahead = "the log does not say how much it is ahead" if pending is None else f"{pending} records are yet to come"
     out.text(f"the lake holds the log up to seq {reached}; {ahead}")
 

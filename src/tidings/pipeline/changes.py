@@ -308,6 +308,8 @@ class Changes:
             if days and window.is_whole and not window.names_days:
                 return f"{table} has changed, which every day is made from"
             found |= _near(days, window)
+        if made_at and datetime.fromisoformat(made_at) > self.as_of and _moves(job):
+            return "the last run's time was ahead, by a wrong clock"  # rows were past their time, and are not
         found |= self._lapsed(job, context, made_at)
         if len(found) > _DAYS_MAX:
             return f"{len(found)} days have changed, and more than {_DAYS_MAX} are computed at once"
@@ -378,6 +380,12 @@ class Changes:
                     last = _day_of(file.maximum.get("date"), high)
                     found |= set(range(max(first, low), min(last, high) + 1))
         return found
+
+
+def _moves(job: Job) -> bool:
+    """Whether a job's rows depend on the time of the run."""
+    of_days = job.partitioning
+    return of_days is not None and (of_days.lifetime_days is not None or of_days.moving_days is not None)
 
 
 def _may_hold(file: DataFile, window: InputWindow) -> bool:

@@ -267,14 +267,15 @@ class GoldJobs:
         every_s = self._every_s(job)
         if not every_s or not state.as_of or state.problem:
             return False
-        return self.as_of - datetime.fromisoformat(state.as_of) < timedelta(seconds=every_s)
+        # A run whose time was ahead, by a wrong clock, makes nothing early.
+        return timedelta(0) <= self.as_of - datetime.fromisoformat(state.as_of) < timedelta(seconds=every_s)
 
     def _is_new_interval(self, job: Job, before: JobState) -> bool:
         """Whether one of the intervals that summaries are paced by, counted from 1970, ended since the last run."""
         interval_s = self.settings.rebuild_interval_s
         if job.partitioning is None or not before.as_of or not interval_s:
             return True
-        return self.as_of.timestamp() // interval_s > datetime.fromisoformat(before.as_of).timestamp() // interval_s
+        return self.as_of.timestamp() // interval_s != datetime.fromisoformat(before.as_of).timestamp() // interval_s
 
     # What it is given, and what it says
 

@@ -18,13 +18,13 @@ import copy
 import re
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import msgspec
 
-from tidings.core.clock import Clock
+from tidings.core.clock import Clock, datetime_of
 from tidings.log.embedded.disk import Disk, OsDisk, read_file
 from tidings.log.embedded.layout import Layout
 
@@ -89,6 +89,8 @@ def check_epoch(lake: Lake, layout: Layout, disk: Disk, epoch: str, *, accepts_e
 
 
 _T = TypeVar("_T")
+AHEAD_MAX: Final = timedelta(days=1)
+"""So far the log's time may be ahead of this machine's clock: clocks differ, and some are set to the wrong zone."""
 _JOBS_AT_ONCE: Final = 4
 _TRIES_MAX: Final = 5
 """So often a step is begun if other runs do it at the same time."""
@@ -337,13 +339,29 @@ class Pipeline:
         return bool(rows.head(1, columns=["seq"], filter=(pc.field("seq") > since) & is_other).num_rows)
 
     def as_of(self) -> datetime:
-        """When the last record that the lake holds was written: what a run calls now."""
-        latest = [
-            moment
-            for file in self.lake.files(BRONZE_EVENTS.name)
-            if isinstance(moment := file.maximum.get("written_at"), datetime)
-        ]
-        return max((_utc(moment) for moment in latest), default=datetime.fromtimestamp(0, UTC))
+        """
+        What a run calls now: when the last record that the lake holds was written.
+
+        The log's time never goes back, so one record that was written by a clock a hundred years ahead would stop it. Where the last
+        record is more than ``AHEAD_MAX`` ahead of this machine's clock, and the first one is not, that clock counts. Where the first
+        one is too, it is this machine's clock that is behind, and the log's time counts.
+        """
+        _, latest = self._written()
+        return latest if self.ahead_until() is None else datetime_of(self._clock.now_ns())
+
+    def ahead_until(self) -> datetime | None:
+        """When the last record was written, if that is so far ahead of this machine's clock that the clock counts; else ``None``."""
+        first, latest = self._written()
+        limit = datetime_of(self._clock.now_ns()) + AHEAD_MAX
+        return latest if latest > limit >= first else None
+
+    def _written(self) -> tuple[datetime, datetime]:
+        """When the first and the last record of the lake were written; 1970 if it has none."""
+        files = self.lake.files(BRONZE_EVENTS.name) if self.lake.exists(BRONZE_EVENTS.name) else []
+        first = [_utc(at) for file in files if isinstance(at := file.minimum.get("written_at"), datetime)]
+        last = [_utc(at) for file in files if isinstance(at := file.maximum.get("written_at"), datetime)]
+        none = datetime.fromtimestamp(0, UTC)
+        return min(first, default=none), max(last, default=none)
 
     def reached(self) -> int:
         """The last seq that the lake holds; 0 before the first run."""
