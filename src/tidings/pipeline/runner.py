@@ -195,8 +195,7 @@ class Pipeline:
         gained: Mapping[str, int] = {}
         results: tuple[JobResult, ...] = ()
         if until:
-            gained = self._fill_silver(spark, meta.epoch, filled, report_to, anew=silver_anew)
-            states = JobStates(self.lake.storage, meta.epoch)
+            gained = self._fill_silver(spark, meta.epoch, filled, report_to, anew=silver_anew, is_paced=is_paced)
             at_once = self._at_once_max()
             results = self._gold(spark, jobs, states, until, report_to, again=again, is_paced=is_paced, at_once=at_once)
             if jobs and not any(result.error for result in results):
@@ -218,7 +217,7 @@ class Pipeline:
         epoch = self.run(spark, accepts_epoch=accepts_epoch, progress=progress).epoch
 
         def fill_silver(filled: BronzeFill) -> Mapping[str, int]:
-            gained = self._fill_silver(spark, epoch, filled, _ignore)
+            gained = self._fill_silver(spark, epoch, filled, _ignore, is_paced=True)
             self._keep_house(filled, gained, ())
             return gained
 
@@ -226,7 +225,7 @@ class Pipeline:
         beside._run = f"{self._run}-beside"
 
         def run() -> FollowedBatch:
-            report = beside.run(spark)
+            report = beside.run(spark, is_paced=True)
             return FollowedBatch(report.bronze, report.silver)
 
         bronze = Bronze(self.lake, LogSource(self.layout, self._disk), self.settings, run=self._run)
@@ -240,11 +239,12 @@ class Pipeline:
         progress: Progress,
         *,
         anew: Container[str] = (),
+        is_paced: bool,
     ) -> Mapping[str, int]:
         """Note what bronze holds now, and bring silver up to it; the rows that each table gained."""
         if filled.commits or not load_archived(self.lake.storage, epoch):
             save_archived(self.lake, epoch, filled.until)
-        silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run, anew)
+        silver = Silver(self.lake, self.layout, self._disk, self._clock, self.settings, self._run, anew, is_paced)
         return _beside_others(lambda: silver.fill(spark, epoch, filled.until, progress))
 
     def run_gold(

@@ -8,29 +8,26 @@ so a table that was not reached before a crash catches up, and one that was reac
 from __future__ import annotations
 
 import contextlib
+import functools
 import hashlib
-import json
 import tempfile
-from collections.abc import Callable, Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Final
 
 import duckdb
-import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pyarrow.compute as pc  # type: ignore[import-untyped]
 import pyarrow.parquet as pq  # type: ignore[import-untyped]
 from deltalake.transaction import AddAction
 
-from tidings.bus.store.dead_letter_files import DeadLetterFiles
-from tidings.bus.store.dead_letters import EVERY, DeadLetterFilter
 from tidings.core.clock import Clock, datetime_of
-from tidings.log.embedded.cursors import CursorFiles
 from tidings.log.embedded.disk import Disk
 from tidings.log.embedded.layout import Layout
 
 from .committer import Replaces
+from .group_files import DeadLetters, LetterFile, group_cursors, group_positions, letter_files
 from .lake import Lake, rows_of, stem
 from .schemas import (
     BRONZE_EVENTS,
@@ -45,7 +42,7 @@ from .schemas import (
 )
 from .session import Progress, ProgressStep, translate_spark_errors
 from .settings import PipelineSettings
-from .source import log_segments
+from .source import first_offsets, log_segments
 from .storage_errors import translate_read_errors, translate_write_errors
 from .table_files import DataFile, write_file
 from .table_log import Note
@@ -54,77 +51,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
-def group_cursors(layout: Layout, disk: Disk) -> pa.Table:
-    """Every group, with the last offset it has acknowledged. One whose files are damaged counts as one that has acknowledged nothing."""
-    rows: list[dict[str, Any]] = []
-    for files in CursorFiles(disk, layout.offsets).read_all():
-        row: dict[str, Any] = {"topic": files.topic, "group": files.group, "committed": -1, "epoch": ""}
-        if files.current is not None and (stored := files.current.stored) is not None:
-            row |= {
-                "committed": stored.committed,
-                "segment": stored.segment,
-                "at": _time_of(stored.ts),
-                "epoch": stored.epoch,
-            }
-        rows.append(row)
-    return pa.Table.from_pylist(rows, schema=arrow_schema(SILVER_GROUP_CURSORS.schema))
-
-
-def group_positions(cursors: pa.Table, segments: pa.Table, seen_at: datetime) -> pa.Table:
-    """Every group at one moment: what it has acknowledged of its topic, and how much not. From two tables that were just read."""
-    last = segments.group_by("topic").aggregate([("last_offset", "max")]).to_pylist()
-    # A segment of damaged lines alone has no offset.
-    heads = {row["topic"]: row["last_offset_max"] for row in last if row["last_offset_max"] is not None}
-    rows = [
-        {
-            "topic": cursor["topic"],
-            "group": cursor["group"],
-            "seen_at": seen_at,
-            "committed": cursor["committed"],
-            "head_offset": (head := heads.get(cursor["topic"], -1)),
-            "lag": max(0, head - cursor["committed"]),
-            "epoch": cursor["epoch"],
-        }
-        for cursor in cursors.to_pylist()
-    ]
-    return pa.Table.from_pylist(rows, schema=arrow_schema(SILVER_GROUP_POSITIONS.schema))
-
-
-def dead_letters(layout: Layout, disk: Disk, clock: Clock) -> pa.Table:
-    """Every dead letter there ever was, with the state it is in now."""
-    store = DeadLetterFiles(disk, layout.dlq, clock)
-    rows: list[dict[str, Any]] = []
-    for topic in store.topics():
-        rows += [
-            {
-                "topic": letter.topic,
-                "group": letter.group,
-                "offset": letter.offset,
-                "seq": letter.seq,
-                "event_id": letter.event_id,
-                "error": letter.error,
-                "category": letter.reason,
-                "attempts": len(letter.attempts) or letter.retries,
-                "failed_at": _time_of(letter.failed_at),
-                "history": json.dumps([msgspec.to_builtins(attempt) for attempt in letter.attempts]),
-                "id": letter.id,
-                "state": letter.state,
-                "space_id": letter.space_id,
-                "error_type": letter.error_type,
-            }
-            for letter in store.find(topic, None, DeadLetterFilter(states=EVERY))
-        ]
-    return pa.Table.from_pylist(rows, schema=arrow_schema(SILVER_DEAD_LETTERS.schema))
-
-
-def _time_of(text: str) -> datetime | None:
-    try:
-        moment = datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment if moment.tzinfo is not None else None
-
-
+_LETTER_FILES_MAX: Final = 1_000
+"""With more files of dead letters than this their places are not noted, and all are read again when one has changed."""
 SILVER_APP: Final = "silver"
 FROM_THE_BEGINNING: Final = frozenset(
     table.name
@@ -146,6 +74,14 @@ _SYNC_ROWS: Final = """
 """
 _SYNC_BATCH: Final = 100_000
 _SENT_MAX: Final = 1_000_000
+_IDS_MAX: Final = 100_000
+"""So many new ids are looked up in the table by this process,"""
+_IDS_FEW: Final = 10_000
+"""Up to so many ids are compared without DuckDB, which takes longer to start."""
+_IDS_THROUGH_MAX: Final = 5_000_000
+"""among so many rows; for more there is Spark."""
+_SNAPSHOT_S: Final = 60
+"""While the log is followed, the ends of its groups and segments are looked at so often at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +95,7 @@ class Silver:
         run: A name that no other run has.
         anew: The tables that are made from the beginning, in the place of what they hold; until one is whole, readers see the
             old one.
+        is_paced: Whether runs follow each other within seconds: groups' positions and segments are then stored once a minute.
     """
 
     lake: Lake
@@ -168,31 +105,29 @@ class Silver:
     settings: PipelineSettings
     run: str
     anew: Container[str] = ()
+    is_paced: bool = False
 
     def fill(self, spark: Callable[[], SparkSession], epoch: str, until: int, progress: Progress) -> dict[str, int]:
         """Bring every silver table to ``until``; the rows that each gained."""
         gained: dict[str, int] = {}
-        cursors, segments = group_cursors(self.layout, self.disk), log_segments(self.layout, self.disk)
-        positions = group_positions(cursors, segments, datetime_of(self.clock.now_ns()))
+        cursors = group_cursors(self.layout, self.disk)
+        # Reading these costs all segments there are.
+        segments = functools.cache(lambda: log_segments(self.layout, self.disk))
         steps: tuple[tuple[TableSpec, Callable[[], int]], ...] = (
             (SILVER_EVENTS, lambda: self._fill_events(spark, epoch, until)),
             (SILVER_SYNC_EVENTS, lambda: self._fill_sync(epoch, until)),
             (SILVER_GROUP_CURSORS, lambda: self._fill_snapshot(SILVER_GROUP_CURSORS, cursors, epoch, until)),
             (
                 SILVER_GROUP_POSITIONS,
-                lambda: self._fill_snapshot(SILVER_GROUP_POSITIONS, positions, epoch, until, replaces="nothing"),
+                lambda: self._fill_positions(cursors, segments, epoch, until),
             ),
             (
                 SILVER_DEAD_LETTERS,
-                lambda: self._fill_snapshot(
-                    SILVER_DEAD_LETTERS, dead_letters(self.layout, self.disk, self.clock), epoch, until
-                ),
+                lambda: self._fill_letters(epoch, until),
             ),
             (
                 SILVER_SEGMENTS,
-                lambda: self._fill_snapshot(
-                    SILVER_SEGMENTS, segments, epoch, until, of=_known_segments(segments, until)
-                ),
+                lambda: self._fill_segments(segments, epoch, until),
             ),
         )
         for number, (table, step) in enumerate(steps):
@@ -225,7 +160,7 @@ class Silver:
         frame = self._rows(session, BRONZE_EVENTS, files, since, until).where(
             "payload is not null or sealed is not null"
         )
-        frame = self._without_known(session, _without_repeats(frame), since, files)
+        frame = self._without_known(session, _without_repeats(frame), since, until, files)
         # Files come out about as large as they went in; many small ones are put together here.
         count = max(1, sum(file.size for file in files) // self.settings.compact_bytes_max)
         if count < len(files):
@@ -242,7 +177,7 @@ class Silver:
         """Whether these files of bronze are what silver is to gain, as they are: nothing repeated, erased, or of another batch."""
         return (
             all(file.lies_within("seq", since + 1, until) for file in files)
-            and not self._may_be_known(since)
+            and not self._may_be_known(files, since, until)
             and not any(map(_has_erased, files))
             and not self._repeats_ids(files)
         )
@@ -292,6 +227,44 @@ class Silver:
             duck.execute("set timezone = 'UTC'")
             yield duck
 
+    def _fill_positions(self, cursors: pa.Table, segments: Callable[[], pa.Table], epoch: str, until: int) -> int:
+        """Where every group stands now."""
+        if self._was_just_seen(SILVER_GROUP_POSITIONS):
+            return 0
+        rows = group_positions(cursors, segments(), datetime_of(self.clock.now_ns()))
+        return self._fill_snapshot(
+            SILVER_GROUP_POSITIONS, rows, epoch, until, of=rows.drop_columns(["seen_at"]), replaces="nothing"
+        )
+
+    def _fill_segments(self, segments: Callable[[], pa.Table], epoch: str, until: int) -> int:
+        """The segments that the log has now."""
+        if self._was_just_seen(SILVER_SEGMENTS):
+            return 0
+        return self._fill_snapshot(SILVER_SEGMENTS, segments(), epoch, until, of=_known_segments(segments(), until))
+
+    def _was_just_seen(self, table: TableSpec) -> bool:
+        """Whether runs follow each other so closely that what the table holds of the log will do."""
+        seen_ns = self.lake.note(table.name).get("seen_ns")
+        if not self.is_paced or seen_ns is None or table.name in self.anew:
+            return False
+        return 0 <= self.clock.now_ns() - int(seen_ns) < _SNAPSHOT_S * 1_000_000_000
+
+    def _fill_letters(self, epoch: str, until: int) -> int:
+        """The dead letters, if one of their files is another than when they were read."""
+        files = letter_files(self.layout)
+        note = self.lake.note(SILVER_DEAD_LETTERS.name)
+        digest = hashlib.sha256(repr([file[:3] for file in files]).encode()).hexdigest()
+        is_anew = SILVER_DEAD_LETTERS.name in self.anew
+        if note.get("files") == digest and not is_anew:
+            return 0
+        known = [] if is_anew else [LetterFile(*file) for file in note.get("places", ())]
+        rows = arrow_schema(SILVER_DEAD_LETTERS.schema).empty_table()
+        if known:
+            rows = self.lake.dataset(SILVER_DEAD_LETTERS.name).to_table().cast(rows.schema)
+        rows, read = DeadLetters(self.layout, self.disk, self.clock).read(files, known, rows)
+        places = [list(file) for file in read] if len(read) <= _LETTER_FILES_MAX else []
+        return self._fill_snapshot(SILVER_DEAD_LETTERS, rows, epoch, until, more={"files": digest, "places": places})
+
     def _fill_snapshot(
         self,
         table: TableSpec,
@@ -301,20 +274,23 @@ class Silver:
         *,
         of: pa.Table | None = None,
         replaces: Replaces = "all",
+        more: Note | None = None,
     ) -> int:
-        """Replace a small table as a whole, or add to it, if anything is new of ``of``: all but the time of looking."""
-        digest = _digest(rows.select([name for name in rows.column_names if name != "seen_at"]) if of is None else of)
+        """Replace a small table as a whole, or add to it, if anything is new of ``of`` (all of it if not given), or of ``more``."""
+        digest = _digest(rows if of is None else of)
         note = self.lake.note(table.name)
-        if note.get("digest") == digest and table.name not in self.anew:
+        is_same = note.get("digest") == digest and all(note.get(name) == value for name, value in (more or {}).items())
+        if is_same and table.name not in self.anew:
             return 0
         batch = int(note.get("batch", 0)) + 1
+        seen_ns = self.clock.now_ns()
         return self.lake.write_rows(
             rows,
             table.name,
             table.schema,
             app=SILVER_APP,
             version=batch,
-            note={"epoch": epoch, "seq": until, "batch": batch, "digest": digest},
+            note={"epoch": epoch, "seq": until, "batch": batch, "digest": digest, "seen_ns": seen_ns, **(more or {})},
             run=self.run,
             replaces=replaces,
         )
@@ -333,15 +309,14 @@ class Silver:
         frame = self.lake.read(spark, table.name, lambda file: file.name in chosen, table.schema)
         return frame.where(f"seq > {since} and seq <= {until}")
 
-    def _without_known(self, spark: SparkSession, frame: DataFrame, since: int, files: list[DataFile]) -> DataFrame:
+    def _without_known(
+        self, spark: SparkSession, frame: DataFrame, since: int, until: int, files: list[DataFile]
+    ) -> DataFrame:
         """The rows that do not repeat one that the table has."""
-        if not self._may_be_known(since):
+        if not self._may_be_known(files, since, until):
             return frame
-        oldest = min((moment for file in files if (moment := file.minimum.get("written_at")) is not None), default=None)
-        earliest = None if oldest is None else oldest - timedelta(days=self.settings.dedupe_days)
-        known = self.lake.read(
-            spark, SILVER_EVENTS.name, lambda file: file.may_hold("written_at", earliest, None), SILVER_EVENTS.schema
-        )
+        chosen = {file.name for file in self._forgotten(files, self._dropped(files, since))}
+        known = self.lake.read(spark, SILVER_EVENTS.name, lambda file: file.name in chosen, SILVER_EVENTS.schema)
         # Ids are few bytes, payloads many: those are read only if an id did come again.
         again = frame.join(known.select("event_id"), "event_id", "left_semi").select("event_id").distinct()
         if not again.take(1):
@@ -351,23 +326,71 @@ class Silver:
 
     def _repeats_ids(self, files: list[DataFile]) -> bool:
         """Whether an id may come twice in these files; looked for here, which is quicker than asking Spark."""
+        count = sum(file.rows for file in files)
+        if count == 1:
+            return False
         ids = self.lake.dataset(BRONZE_EVENTS.name, files)
+        if count <= _IDS_FEW:
+            with translate_read_errors(files[0].folder):
+                known = ids.to_table(columns=["event_id"])["event_id"]
+            return len(pc.unique(known)) < len(known)
         with translate_read_errors(files[0].folder), self._duckdb() as duck:
             duck.register("ids", ids)
             question = "select 1 from ids group by hash(event_id) having count(*) > 1 limit 1"
             return duck.execute(question).fetchone() is not None
 
-    def _may_be_known(self, since: int) -> bool:
+    def _may_be_known(self, files: list[DataFile], since: int, until: int) -> bool:
         """
-        Whether the table may have an event's id already.
+        Whether the table may have the id of an event in these files of bronze already.
 
         The log itself refuses an id twice for as long as it holds the record. So an id can only come again if retention
-        dropped the first one; and where nothing was dropped, nothing needs to be looked for.
+        dropped the first one, from the same topic: only rows before the topic's first offset are looked through.
         """
-        return bool(since and self.settings.dedupe_days and self._has_dropped())
+        dropped = self._dropped(files, since)
+        forgotten = self._forgotten(files, dropped)
+        if not forgotten:
+            return False
+        new = (pc.field("seq") > since) & (pc.field("seq") <= until) & pc.field("topic").isin(list(dropped))
+        with translate_read_errors(files[0].folder):
+            ids = self.lake.dataset(BRONZE_EVENTS.name, files).to_table(columns=["event_id"], filter=new)["event_id"]
+        if len(ids) > _IDS_MAX or sum(file.rows for file in forgotten) > _IDS_THROUGH_MAX:
+            return True
+        rows = self.lake.dataset(SILVER_EVENTS.name, forgotten)
+        with translate_read_errors(forgotten[0].folder):
+            is_again = pc.field("event_id").isin(pc.unique(ids)) & pc.field("topic").isin(list(dropped))
+            return any(
+                (first := dropped[topic]) is None or offset < first
+                for batch in rows.to_batches(columns=["topic", "offset"], filter=is_again)
+                for topic, offset in zip(*(batch[name].to_pylist() for name in ("topic", "offset")), strict=True)
+            )
 
-    def _has_dropped(self) -> bool:
-        return any(numbers[0] > 1 for numbers in self.layout.segments(self.disk).values())
+    def _dropped(self, files: Sequence[DataFile], since: int) -> dict[str, int | None]:
+        """Of the topics that these files may hold and the log dropped something of: the first offset that it still has."""
+        if not since or not self.settings.dedupe_days:
+            return {}
+        topics = {key.topic for key, numbers in self.layout.segments(self.disk).items() if numbers[0] > 1}
+        return first_offsets(
+            self.layout,
+            self.disk,
+            {topic for topic in topics if any(file.may_hold("topic", topic, topic) for file in files)},
+        )
+
+    def _forgotten(self, files: Sequence[DataFile], dropped: Mapping[str, int | None]) -> list[DataFile]:
+        """The files of the table with rows of the last days that the log may have forgotten."""
+        if not dropped:
+            return []
+        oldest = min((moment for file in files if (moment := file.minimum.get("written_at")) is not None), default=None)
+        earliest = None if oldest is None else oldest - timedelta(days=self.settings.dedupe_days)
+        return self.lake.files(
+            SILVER_EVENTS.name,
+            lambda file: (
+                file.may_hold("written_at", earliest, None)
+                and any(
+                    file.may_hold("topic", topic, topic) and (first is None or file.may_hold("offset", None, first - 1))
+                    for topic, first in dropped.items()
+                )
+            ),
+        )
 
 
 def _has_erased(file: DataFile) -> bool:

@@ -13,7 +13,7 @@ more of a sealed segment than its seal: the tasks read the bytes. No lock is tak
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final
@@ -511,6 +511,23 @@ def _gap(part: _Part) -> Gap:
         seal.first_offset,
         seal.last_offset,
     )
+
+
+def first_offsets(layout: Layout, disk: Disk, topics: Iterable[str]) -> dict[str, int | None]:
+    """
+    The first offset that the log still holds of each of these topics that retention dropped something of; ``None`` where it cannot be
+    read. Of a topic that lies in several files by space, the highest of theirs.
+    """
+    wanted = set(topics)
+    found: dict[str, int | None] = {}
+    for key, numbers in layout.segments(disk).items():
+        if key.topic not in wanted or numbers[0] == 1:
+            continue
+        bounds = _open_bounds(layout, disk, key, numbers[0])
+        first = None if bounds is None else bounds[0]
+        before = found.get(key.topic, 0)
+        found[key.topic] = None if first is None or before is None else max(first, before)
+    return found
 
 
 def log_segments(layout: Layout, disk: Disk) -> pa.Table:

@@ -55,6 +55,9 @@ class _NoteTypes(msgspec.Struct):
     inputs: dict[str, list[Any]] = {}
     job: str = ""
     as_of: str = ""
+    seen_ns: int = 0
+    files: str = ""
+    places: list[tuple[str, int, int, int]] = []
 
 
 def properties(table: str, note: Note | None, app: str, version: int) -> CommitProperties:

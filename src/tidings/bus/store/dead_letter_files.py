@@ -181,6 +181,32 @@ class DeadLetterFiles:
             letters = self._read(topic, names)
         return chosen(topic, letters, ids, wanted)
 
+    def added(self, topic: str, since: int, until: int) -> tuple[list[DeadLetter], int] | None:
+        """
+        Read the letters between two places in a topic's file, and the place up to which its lines are whole.
+
+        Args:
+            topic: Whose file.
+            since: The place behind a line.
+            until: At most the file's size.
+
+        Returns:
+            ``None`` if a line there says what became of a letter: then the whole file says how they stand.
+        """
+        with self._lock:
+            file = self._disk.open(self.path(topic))
+            try:
+                data = file.read(since, until - since)
+            finally:
+                file.close()
+            data = data[: data.rfind(b"\n") + 1]
+            letters: list[DeadLetter] = []
+            for _, _, line in self._whole_lines(topic, data, since):
+                if line.letter is None:
+                    return None
+                letters.append(self._opened_letter(line.letter, line.sealed))
+            return letters, since + len(data)
+
     def state(self, topic: str, letter_id: str) -> DeadLetterState | None:
         """The state of a dead letter, without reading its file again if only this object has written to it."""
         with self._lock:
@@ -387,8 +413,9 @@ class DeadLetterFiles:
             file.close()
 
     def _lines(self, topic: str) -> Iterator[tuple[int, int, _Line]]:
-        data = read_file(self._disk, self.path(topic)) or b""
-        at = 0
+        yield from self._whole_lines(topic, read_file(self._disk, self.path(topic)) or b"", 0)
+
+    def _whole_lines(self, topic: str, data: bytes, at: int) -> Iterator[tuple[int, int, _Line]]:
         for line in data.split(b"\n"):
             if is_whole(line):
                 yield at, at + len(line), msgspec.json.decode(line, type=_Line)
