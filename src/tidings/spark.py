@@ -1,5 +1,6 @@
 """
-The log in Spark: ``register(spark)``, then ``spark.read.format("tidings").load(workspace)``.
+The log in Spark: ``spark = session()``, or ``register(spark)`` with a session of your own; then
+``spark.read.format("tidings").load(workspace)``.
 
 Wherever that session's Python runs (driver, executors, a Spark Connect server), the package must be installed with its extra
 ``pipeline``, and see the workspace at the same path. ``docs/topics/spark.md`` shows what can be done with it.
@@ -7,6 +8,7 @@ Wherever that session's Python runs (driver, executors, a Spark Connect server),
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
@@ -17,7 +19,30 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
     from pyspark.sql.types import StructType
 
-__all__ = ["TidingsSource", "register"]
+__all__ = ["TidingsSource", "register", "session"]
+
+
+def session(master: str = "local[*]", conf: Mapping[str, str] | None = None) -> SparkSession:
+    """
+    Start a Spark session, or join this process's own, in which the format ``tidings`` is known.
+
+    It computes in UTC, its Python is this one, and where the machine has no Java of version 17 or later its JVM is the one that comes
+    with the extra ``pipeline``.
+
+    Args:
+        master: Where Spark runs: ``local[*]``, a cluster (``spark://host:7077``) or a Spark Connect server (``sc://host:15002``).
+        conf: Spark's own settings, by name; they go before those that are set here.
+
+    Raises:
+        JavaMissing: Spark would have to run here, and no Java can be found.
+        MasterUnreachable: Nothing answers at ``master``.
+    """
+    from tidings.pipeline.session import start_session
+    from tidings.pipeline.settings import PipelineSettings
+
+    spark = start_session(PipelineSettings(master=master, spark={"spark.log.level": "ERROR", **(conf or {})}))
+    register(spark)
+    return spark
 
 
 def register(spark: SparkSession) -> None:
