@@ -20,7 +20,8 @@ import asyncio
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar
+from itertools import chain, count
+from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
 
 from .errors import HappeningsClosed, Lagged
 from .filter_index import FilterIndex
@@ -76,6 +77,7 @@ class _Mailbox:
         "begun",
         "capacity",
         "happening_count",
+        "has_large",
         "index_number",
         "is_closed",
         "missed_count",
@@ -90,6 +92,8 @@ class _Mailbox:
         self.units: deque[_Unit | Gap] = deque()
         self.begun = 0
         """How many happenings of the first unit were taken."""
+        self.has_large = False
+        """Whether a unit may be a gap, or of several happenings."""
         self.happening_count = 0
         """How many happenings it holds in memory."""
         self.missed_count = 0
@@ -100,6 +104,8 @@ class _Mailbox:
     def put(self, units: Sequence[_Unit], count: int) -> None:
         """Add commands, each with what of it passes the filter; ``count`` happenings in all."""
         held = self.units
+        if count > len(units):
+            self.has_large = True
         if len(held) + count > self.capacity or self.happening_count + count > self.capacity:
             self._put_beyond(units, count)
         else:
@@ -166,8 +172,13 @@ class _Mailbox:
 
     def take(self, limit: int) -> list[Envelope]:
         """Take what is held up to the next gap, at most ``limit``."""
-        taken: list[Envelope] = []
         units = self.units
+        if not self.has_large and len(units) <= limit:
+            taken = [*chain.from_iterable(cast("deque[_Unit]", units))]
+            units.clear()
+            self.happening_count = 0
+            return taken
+        taken = []
         while units and len(taken) < limit:
             unit = units[0]
             if isinstance(unit, Gap):
@@ -184,6 +195,7 @@ class _Mailbox:
                 taken += unit
             units.popleft()
         self.happening_count -= len(taken)
+        self.has_large = self.has_large and bool(units)
         return taken
 
     def wake(self) -> None:
@@ -307,14 +319,19 @@ class HappeningsBus:
         """
         reservation = self._reservations.pop(first_seq)
         assert len(happenings) <= reservation.count
-        envelopes = [Envelope(seq, each) for seq, each in enumerate(happenings, first_seq)]
-        begin = 0
-        units: list[_Unit] = []
-        for end in (len(envelopes),) if ends is None else ends:
-            if end > begin:
-                units.append(envelopes[begin:end])
-                begin = end
-        assert begin == len(envelopes)
+        envelopes = list(map(Envelope, count(first_seq), happenings))
+        units: list[_Unit]
+        if ends is None:
+            units = [envelopes] if envelopes else []
+        elif len(ends) == len(envelopes) and [*ends] == [*range(1, len(ends) + 1)]:
+            units = [*zip(envelopes)]  # one each
+        else:
+            units, begin = [], 0
+            for end in ends:
+                if end > begin:
+                    units.append(envelopes[begin:end])
+                    begin = end
+            assert begin == len(envelopes)
         reservation.units = units
         self._covered_seq = max(self._covered_seq, first_seq + len(happenings) - 1)
         self._release()
@@ -387,9 +404,10 @@ class HappeningsBus:
 
     def _deliver(self, units: Sequence[_Unit]) -> None:
         self.last_seq = units[-1][-1].seq
-        count = sum(map(len, units))
-        for mailbox in self._unfiltered:
-            mailbox.put(units, count)
+        if self._unfiltered:
+            happening_count = sum(map(len, units))
+            for mailbox in self._unfiltered:
+                mailbox.put(units, happening_count)
         if self._index:
             envelopes = units[0] if len(units) == 1 else [envelope for unit in units for envelope in unit]
             split: Sequence[Envelope] = ()

@@ -136,7 +136,6 @@ class RelationAsserted(Happening, frozen=True, kw_only=True):
     source_id: Subject
     predicate: str
     target_id: Subject
-    reason: str | None
 
 
 class RelationClaimAdded(Happening, frozen=True, kw_only=True):
@@ -146,7 +145,6 @@ class RelationClaimAdded(Happening, frozen=True, kw_only=True):
     source_id: Subject
     predicate: str
     target_id: Subject
-    reason: str | None
 
 
 class RelationClaimRetracted(Happening, frozen=True, kw_only=True):
@@ -156,7 +154,6 @@ class RelationClaimRetracted(Happening, frozen=True, kw_only=True):
     source_id: Subject
     predicate: str
     target_id: Subject
-    reason: str | None
 
 
 class RelationCardinalityViolation(Happening, frozen=True, kw_only=True):
@@ -239,7 +236,6 @@ class SubjectAddressingRemoved(Happening, frozen=True, kw_only=True):
     canonical_id: Subject
     scheme: str
     value: str
-    reason: str | None
 
 
 class SubjectForgotten(Happening, frozen=True, kw_only=True):

@@ -213,7 +213,7 @@ def retract(
         if by is not None or state.rules == FIRST_RULES:  # what an administrator does has a happening of its own
             return Retracted("addressing_removed", owner), []
         removed = SubjectAddressingRemoved(
-            at_ms=at_ms, plugin=plugin, canonical_id=owner, reason=reason, **addressing._asdict()
+            at_ms=at_ms, plugin=plugin, canonical_id=owner, scheme=addressing.scheme, value=addressing.value
         )
         return Retracted("addressing_removed", owner), [removed]
     actor = plugin if by is None else by
@@ -397,7 +397,6 @@ class ClaimRelation(RelationName, Command, frozen=True, kw_only=True, omit_defau
                     source_id=triple.source_id,
                     predicate=triple.predicate,
                     target_id=triple.target_id,
-                    reason=self.reason,
                 )
             )
         if done == "created":
@@ -458,6 +457,6 @@ class RetractRelation(RelationName, Command, frozen=True, kw_only=True, omit_def
         if done == "claim_removed":
             if state.rules == FIRST_RULES:
                 return CommandOutcome(result=done)
-            retracted = RelationClaimRetracted(at_ms=at_ms, plugin=self.plugin, reason=self.reason, **triple._asdict())
+            retracted = RelationClaimRetracted(at_ms=at_ms, plugin=self.plugin, **triple._asdict())
             return CommandOutcome([retracted], done)
         return CommandOutcome([relation_forgotten(at_ms, self.plugin, triple, ClaimsRetracted(self.plugin))], done)

@@ -59,7 +59,7 @@ async def test_an_instance_is_a_subject_while_it_exists(ledger: Ledger) -> None:
     ends = {"source_id": canonical_id, "predicate": "like", "target_id": canonical_id}
     assert await told(ledger, happenings) == [
         {"type": "factory_instance_announced", **names, "payload_bytes": 6},
-        {"type": "relation_asserted", "plugin": "org.example.other", **ends, "reason": None},
+        {"type": "relation_asserted", "plugin": "org.example.other", **ends},
         {"type": "factory_instance_retracted", **names},
         {"type": "subject_forgotten", "plugin": F, "canonical_id": canonical_id, "subject_type": OUTPUTS},
         {

@@ -50,7 +50,7 @@ def violation(edge: tuple[str, str, str], side: str, declared: str, count: int) 
 def claimed(what: str, source: str, predicate: str, target: str, by: str = "p1") -> dict[str, Any]:
     """The happening of a claim that was made or retracted."""
     ends = {"source_id": source, "predicate": predicate, "target_id": target}
-    return {"type": f"relation_{what}", "plugin": by, **ends, "reason": None}
+    return {"type": f"relation_{what}", "plugin": by, **ends}
 
 
 async def test_too_many_ends_are_stored_and_told_for_each_side(music: Graph) -> None:

@@ -327,3 +327,14 @@ def test_the_memory_of_filters_grows_with_their_number() -> None:
         assert bus.receiver_count == len(receivers)
 
     assert costs[1] < 1.5 * costs[0]
+
+
+@pytest.mark.parametrize("ends", [[1, 1, 3], [1, 2, 3], [3], [0, 3, 3], None])
+def test_commands_that_emit_nothing_are_no_commands_for_a_receiver(ends: list[int] | None) -> None:
+    """However a commit's three happenings belong to its commands, a receiver has all of them, and counts only commands that emit."""
+    bus = HappeningsBus(capacity=3)
+    receiver = bus.subscribe(reads_history=True)
+    bus.publish(bus.reserve(3), [released(number) for number in range(3)], ends)
+
+    assert len(receiver._mailbox.units) == len({end for end in ends or [3] if end})
+    assert seqs(receiver) == [1, 2, 3]
