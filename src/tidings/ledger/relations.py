@@ -21,6 +21,7 @@ import msgspec
 
 from tidings.happenings.variants import SuppressionRecord
 
+from .name_table import NameTable
 from .paging import KeyOrder
 
 WALK_VISITS: Final = 1000
@@ -276,22 +277,25 @@ class Relations:
 
     def __init__(self) -> None:
         self._graph = _Graph()
-        self._numbers: dict[str, int] = {}
-        """Of every subject id and predicate that was ever in a relation, in the order in which they came."""
+        self._names = NameTable()
+        """Every subject id and predicate that is in a relation."""
         self._claim_counts: Counter[str] = Counter()
         self.triples: Final = KeyOrder(self._graph)
         self.changed: set[RelationKey] | None = None
         """Relations that were changed in any way, for somebody who keeps account of them and empties this; ``None``: nobody does."""
 
     def freeze(self) -> _Frozen:
-        """Names in the order in which they came; relations by predicate and source."""
+        """Names in the order of their numbers; relations by predicate and source."""
         rows = (row.values() for each in self._graph.by_predicate.values() for row in each.forward.rows.values())
-        return _Frozen(tuple(self._numbers), tuple(chain.from_iterable(rows)))
+        return _Frozen(self._names.freeze(), tuple(chain.from_iterable(rows)))
 
     def restore(self, frozen: _Frozen) -> None:
         """Take them over."""
         names, relations = frozen.names, frozen.relations
-        self._numbers.update(zip(names, range(len(names)), strict=True))
+        self._names.restore(
+            names,
+            chain.from_iterable((stored.source, stored.predicate, stored.target) for stored in relations),
+        )
         self._graph.length = len(relations)
         self._claim_counts.update(claim.claimant for stored in relations for claim in stored.claims)
         hidden: list[_Stored] = []
@@ -519,10 +523,12 @@ class Relations:
     ) -> None:
         source, predicate, target = triple
         before = self._graph.find(triple)
-        number = self._number
-        stored = _Stored(
-            number(source), number(predicate), number(target), created_at_ms, modified_at_ms, claims, suppression
-        )
+        if before is None:
+            use = self._names.use
+            numbers = use(source), use(predicate), use(target)
+        else:
+            numbers = before.source, before.predicate, before.target
+        stored = _Stored(*numbers, created_at_ms, modified_at_ms, claims, suppression)
         forward, inverse = self._graph.directions(predicate)
         forward.put(source, target, stored)
         inverse.put(target, source, stored)
@@ -549,10 +555,9 @@ class Relations:
         if self.changed is not None:
             self.changed.add(triple)
         self._count(stored.claims, -1)
+        for number in (stored.source, stored.predicate, stored.target):
+            self._names.release(number)
         return stored
-
-    def _number(self, name: str) -> int:
-        return self._numbers.setdefault(name, len(self._numbers))
 
     def _count(self, claims: tuple[RelationClaim, ...], change: int) -> None:
         for claim in claims:

@@ -20,6 +20,8 @@ from .paging import KeyOrder
 from .state import LedgerState
 
 ALIAS_HOPS_MAX: Final = 16
+TOMBSTONES_COUNT_MAX: Final = 10_000
+"""How many forgotten subjects are known by their ids; an older id is unknown, like one that never was."""
 RESERVED_SCHEMES: Final = frozenset({"evo-factory-instance", "evo-appointment", "evo-watch"})
 """Schemes of addressings that the ledger makes itself."""
 
@@ -150,6 +152,8 @@ class Subjects:
     def __init__(self) -> None:
         self._records: dict[str, SubjectRecord] = {}
         self._aliases: dict[str, AliasRecord] = {}
+        self._tombstones: dict[str, None] = {}
+        """The ids among the aliases that lead nowhere, oldest first."""
         self._shortcuts: dict[str, str] = {}
         """Of retired ids in long chains, a retired id further along."""
         self._owner_of: dict[Addressing, str] = {}
@@ -166,7 +170,8 @@ class Subjects:
         """Take them over."""
         for record in frozen.records:
             self.put(record)
-        self._aliases.update((alias.old_id, alias) for alias in frozen.aliases)
+        for alias in frozen.aliases:
+            self._keep(alias)
 
     def __len__(self) -> int:
         return len(self._records)
@@ -293,7 +298,7 @@ class Subjects:
     def retire(self, alias: AliasRecord) -> SubjectRecord:
         """Take a live subject away and leave an alias. Its addressings are free."""
         record = self._records.pop(alias.old_id)
-        self._aliases[alias.old_id] = alias
+        self._keep(alias)
         self.ids.changed(alias.old_id)
         ids = self._ids_by_type[record.subject_type]
         del ids[alias.old_id]
@@ -301,6 +306,15 @@ class Subjects:
             del self._ids_by_type[record.subject_type]
         self._unclaim(record.addressings)
         return record
+
+    def _keep(self, alias: AliasRecord) -> None:
+        """Keep an alias; of tombstones only the last ones."""
+        self._aliases[alias.old_id] = alias
+        if alias.kind is AliasKind.TOMBSTONE:
+            self._tombstones[alias.old_id] = None
+            if len(self._tombstones) > TOMBSTONES_COUNT_MAX:
+                oldest = next(iter(self._tombstones))
+                del self._tombstones[oldest], self._aliases[oldest]
 
     def _claim(self, addressings: Iterable[ClaimedAddressing], canonical_id: str) -> None:
         for held in addressings:
