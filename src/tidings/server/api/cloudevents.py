@@ -4,7 +4,7 @@ CloudEvents 1.0 in and out: structured, batched and binary.
 | CloudEvents                       | Tidings                                                                        |
 |-----------------------------------|--------------------------------------------------------------------------------|
 | ``source`` and ``id`` together        | ``event_id`` (``<source>#<id>``, a digest of it if too long): that pair is what is unique |
-| ``type``                            | ``type``                                                                         |
+| ``type``                            | ``type``; one that is not a type's name is kept, beside a name made from it      |
 | ``time``                            | ``ts``                                                                           |
 | ``data``, a JSON object             | the payload                                                                    |
 | other ``data``, ``data_base64``       | the payload ``{"data": ...}`` or ``{"data_base64": ...}``                          |
@@ -27,15 +27,16 @@ import base64
 import binascii
 import hashlib
 import re
+import unicodedata
 from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import unquote
 
 import msgspec
 
-from tidings.core.errors import InvalidEvent, InvalidPayload
+from tidings.core.errors import InvalidEvent, InvalidName, InvalidPayload
 from tidings.core.events import ENVELOPE, NAME_SETS, Event
-from tidings.core.names import EVENT_ID_BYTES_MAX
+from tidings.core.names import EVENT_ID_BYTES_MAX, NAME_CHARS_MAX, check_type
 from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 from tidings.log.record import Record
 from tidings.wire.events import EventDefaults, EventIn, EventMetaIn, event_of
@@ -46,6 +47,11 @@ CLOUDEVENTS_BATCH: Final = "application/cloudevents-batch+json"
 _VERSION: Final = "1.0"
 _NAME: Final = re.compile(r"[a-z0-9]{1,64}")
 _TRACEPARENT: Final = re.compile(r"[0-9a-f]{2}-([0-9a-f]{32})-[0-9a-f]{16}-[0-9a-f]{2}")
+_ESCAPED: Final = re.compile(r"\\(.)", re.DOTALL)
+_NO_WORD: Final = re.compile(r"[^A-Za-z0-9-]+")
+_NO_URI: Final = re.compile(r"[\s\x00-\x1f\x7f]")
+_NOT_EMPTY: Final = frozenset({"subject", "datacontenttype", "dataschema"})
+_URIS: Final = frozenset({"source", "dataschema"})
 _KEPT: Final = "cloudevents"
 _SHAPE: Final = "data_shape"
 """In what is kept: how the payload holds the data, where it is not the data itself. No attribute can be called so."""
@@ -101,7 +107,7 @@ def from_binary(headers: Mapping[str, str], body: bytes, defaults: EventDefaults
         InvalidEvent: It is none.
     """
     attributes: dict[str, Any] = {
-        name[3:]: unquote(value.strip().strip('"')) for name, value in headers.items() if name.startswith("ce-")
+        name[3:]: unquote(_unquoted(value.strip())) for name, value in headers.items() if name.startswith("ce-")
     }
     media = headers.get("content-type", "")
     if media:
@@ -117,6 +123,35 @@ def from_binary(headers: Mapping[str, str], body: bytes, defaults: EventDefaults
     except UNREADABLE as error:
         raise InvalidPayload("data", f"is not JSON: {error}") from error
     return _event(attributes, *_shaped(data), defaults)
+
+
+def trace_id_of(parent: str) -> str | None:
+    """Return the trace id in a ``traceparent`` of the W3C's Trace Context; ``None`` if it is not valid."""
+    match = _TRACEPARENT.fullmatch(parent)
+    if match is None or parent.startswith("ff") or not int(match[1], 16) or not int(parent[36:52], 16):
+        return None
+    return match[1]
+
+
+def _unquoted(value: str) -> str:
+    """Return a header's value without its quotes and the backslashes within, as section 3.1.3.2 of the HTTP binding has it."""
+    if len(value) < 2 or value[0] != '"' or value[-1] != '"':
+        return value
+    return _ESCAPED.sub(r"\1", value[1:-1])
+
+
+def name_of_type(kind: str) -> str:
+    """Return an event type for a CloudEvent's type: unchanged if it is one; else its ASCII words, joined by dots, with a digest if cut."""
+    try:
+        return check_type(kind)
+    except InvalidName:
+        pass
+    plain = unicodedata.normalize("NFKD", kind).encode("ascii", "ignore").decode()
+    name = ".".join(word for part in _NO_WORD.split(plain) if (word := part.strip("-")))
+    if name and len(name) <= NAME_CHARS_MAX:
+        return name
+    digest = hashlib.sha256(kind.encode(errors="surrogatepass")).hexdigest()[:16]
+    return f"{name[: NAME_CHARS_MAX - 17].strip('.-')}.{digest}".lstrip(".")
 
 
 def _shaped(data: object) -> tuple[dict[str, Any], str | None]:
@@ -141,19 +176,28 @@ def _event(attributes: Mapping[str, Any], payload: dict[str, Any], shape: str | 
             raise InvalidEvent(name[:64], "is no attribute's name: lower-case letters and digits")
         if not isinstance(value, str | int | bool) and value is not None:
             raise InvalidEvent(name, "an attribute is text, a whole number or a boolean")
+        if isinstance(value, int) and not isinstance(value, bool) and not -(1 << 31) <= value < 1 << 31:
+            raise InvalidEvent(name, "a whole number must fit into 32 bits; send it as text")
+        if name in _NOT_EMPTY and value == "":
+            raise InvalidEvent(name, "must not be empty; leave it out")
+        if name in _URIS and isinstance(value, str) and _NO_URI.search(value):
+            raise InvalidEvent(name, "is a URI: without blanks and control characters")
     for name in ("id", "source", "type"):
         if not isinstance(attributes.get(name), str) or not attributes[name]:
             raise InvalidEvent(name, "is missing")
     kept = {
         name: value for name, value in attributes.items() if name not in _GIVEN_BY_META | _OWN and value is not None
     }
+    kind = name_of_type(attributes["type"])
+    if kind != attributes["type"]:
+        kept["type"] = attributes["type"]
     if shape is not None:
         kept[_SHAPE] = shape
-    trace = _TRACEPARENT.fullmatch(str(attributes.get("traceparent", "")))
     meta = {field.name: attributes.get(field.attribute) for field in ENVELOPE if field.attribute is not None}
     meta |= {
+        "type": kind,
         "event_id": _event_id(attributes["source"], attributes["id"]),
-        "trace_id": None if trace is None else trace[1],
+        "trace_id": trace_id_of(str(attributes.get("traceparent", ""))),
         "extra": {_KEPT: kept},
     }
     meta |= {name: str(attributes.get(name) or "").split() for name in NAME_SETS}
@@ -171,6 +215,11 @@ def _event_id(source: str, number: str) -> str:
     if len(whole.encode(errors="surrogatepass")) <= EVENT_ID_BYTES_MAX:
         return whole
     return f"ce-{hashlib.sha256(whole.encode(errors='surrogatepass')).hexdigest()}"
+
+
+def _type_of(kind: str, kept: object) -> str:
+    """Return the type that a CloudEvent came in with, if the record's type was made from it."""
+    return kept if isinstance(kept, str) and kept and name_of_type(kept) == kind else kind
 
 
 def to_cloudevent(record: Record) -> dict[str, Any]:
@@ -196,7 +245,7 @@ def to_cloudevent(record: Record) -> dict[str, Any]:
         "specversion": _VERSION,
         "id": meta.event_id,
         "source": f"/topics/{meta.topic}",
-        "type": meta.type,
+        "type": _type_of(meta.type, found.get("type")),
         "time": meta.ts,
         "datacontenttype": "application/json",
         **kept,

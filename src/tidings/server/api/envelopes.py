@@ -31,10 +31,12 @@ from tidings.log.interface import Query
 from tidings.wire.gateway import CloseReason, SubscribeEvents, error_frame
 
 from ..errors import BadRequest
-from .operations import JSON, ApiOperation, Call, JsonAnswer
+from .operations import JSON, ApiOperation, Call, JsonAnswer, escape_separators
 
 EVENT_STREAM: Final = "text/event-stream"
 _GRAPH: Final = "graph"
+_RETRY_MS: Final = 3_000
+"""After which a client connects again, as the stream tells it."""
 _CHECK_S: Final = 0.5
 """How often it is looked whether a stream's token is still good, and whether the node stops."""
 _HEADERS: Final = [
@@ -275,6 +277,7 @@ class _Stream(Response):
         self._limit = limit
         self._sink = _Sink(admission)
         self._subscriber: Subscriber | None = None
+        self._lead = b"retry: %d\n" % _RETRY_MS
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         registry = self._services.gateway.registry
@@ -304,7 +307,7 @@ class _Stream(Response):
             self._subscriber = await registry.open(self._admission, self._rights, self._reader.wanted, self._sink)
             if self._position is None:
                 self._position = self._subscriber.since
-                await _write(send, b"id: %d\n\n" % self._position)
+                await self._send_blocks(send, b"id: %d\n\n" % self._position)
             await self._catch_up(send, self._subscriber.since)
             self._subscriber.resume_sending()
             await self._follow(send, self._subscriber)
@@ -334,8 +337,10 @@ class _Stream(Response):
                 _event(envelope, seq if seqs[at + 1 : at + 2] != [seq] else None)
                 for at, (seq, envelope) in enumerate(found.envelopes)
             ]
+            if seqs[-1:] != [found.next_since]:  # else the last event has this id
+                events.append(b"id: %d\n\n" % found.next_since)
             self._position = found.next_since
-            await _write(send, b"".join(events) + b"id: %d\n\n" % found.next_since)
+            await self._send_blocks(send, b"".join(events))
             if found.at_end:
                 return
 
@@ -349,7 +354,7 @@ class _Stream(Response):
             pings, sink.pings = sink.pings, []
             if prefixes:
                 told = [_TOLD.decode(_payload_of(prefix)) for prefix in prefixes]
-                await _write(send, b"".join(map(self._next, prefixes, told)))
+                await self._send_blocks(send, b"".join(map(self._next, prefixes, told)))
                 if subscriber.is_open:
                     subscriber.ack(told[-1].resume_token)
             if pings:
@@ -357,6 +362,12 @@ class _Stream(Response):
                 subscriber.ponged(pings[-1])
             if sink.closed is not None:
                 raise SubscriptionClosed(sink.closed, sink.closed.reason)
+
+    async def _send_blocks(self, send: Send, blocks: bytes) -> None:
+        """Send blocks of a stream. The first has the time after which a client that lost the stream is to connect again."""
+        if blocks:
+            lead, self._lead = self._lead, b""
+            await _write(send, lead + blocks)
 
     def _check(self) -> None:
         """
@@ -389,10 +400,11 @@ class _Stream(Response):
         if seq <= self._position:
             return b""
         passed = b""
-        if seq - 1 > self._position:  # all before it is complete, also what a filter has left the end of out of
+        is_last = summary.get("part") == summary.get("parts")
+        if seq - 1 > self._position and not is_last:
+            # All before it is complete, also what a filter has left the end of out of. The last part of an event has an id of its own.
             self._position = seq - 1
             passed = b"id: %d\n\n" % self._position
-        is_last = summary.get("part") == summary.get("parts")
         if is_last:
             self._position = seq
         return passed + _event(_payload_of(prefix), seq if is_last else None)
@@ -405,6 +417,7 @@ def _payload_of(frame: bytes) -> bytes:
 
 def _event(envelope: bytes, seq: int | None) -> bytes:
     """An envelope as an event; its own type is in it."""
+    envelope = escape_separators(envelope)
     return b"data: %b\n\n" % envelope if seq is None else b"id: %d\ndata: %b\n\n" % (seq, envelope)
 
 

@@ -296,14 +296,38 @@ def json_answer(value: object, status: int = 200, headers: Mapping[str, str] | N
     return JsonAnswer(msgspec.json.encode(value), status, headers)
 
 
-class JsonAnswer(Response):
-    """An answer whose body is ready: a ``Response`` without what that does for all other kinds."""
+_SEPARATORS: Final = (("\u2028", rb"\u2028"), ("\u2029", rb"\u2029"), ("\u0085", rb"\u0085"))
 
-    def __init__(self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None) -> None:
+
+def escape_separators(json: bytes) -> bytes:
+    """
+    Escape U+2028, U+2029 and U+0085 in JSON text. They are legal in its strings, but clients that split text into lines, as Python's
+    ``splitlines`` does, take them for ends of lines.
+    """
+    for character, escaped in _SEPARATORS:
+        encoded = character.encode()
+        if encoded in json:
+            json = json.replace(encoded, escaped)
+    return json
+
+
+class JsonAnswer(Response):
+    """
+    An answer whose body is ready: a ``Response`` without what that does for all other kinds.
+
+    Args:
+        body: JSON, or lines of JSON.
+        status, headers: As for ``Response``.
+        media: The body's type.
+    """
+
+    def __init__(
+        self, body: bytes, status: int = 200, headers: Mapping[str, str] | None = None, media: str = JSON
+    ) -> None:
         self.status_code = status
-        self.body = body
+        self.body = body = escape_separators(body)
         self.background = None
-        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", b"application/json")]
+        self.raw_headers = [(b"content-length", b"%d" % len(body)), (b"content-type", media.encode())]
         if headers:
             self.raw_headers += [(name.encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
 

@@ -37,9 +37,11 @@ from ..delayed_rights import cancel_delayed, may_cancel, publisher_of
 from ..errors import BadRequest, TooManyEvents, TooManyPartitions, UnsupportedMedia
 from ..event_rights import PublishRights, publish_questions, publish_right
 from ..services import refuse_when_full
-from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured
-from .operations import JSON, NDJSON, ApiOperation, Call, OneOf, json_answer
+from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, from_binary, from_structured, trace_id_of
+from .operations import JSON, NDJSON, ApiOperation, Call, JsonAnswer, OneOf, json_answer
 
+_TRACESTATE_CHARS_MAX: Final = 512
+"""A longer header is left out, as the W3C's recommendation allows."""
 _LOOKED_AT_MAX: Final = 1_000
 """Delayed events that one page looks at."""
 Draft = Event | TidingsError
@@ -292,8 +294,22 @@ def _bounded(items: Sequence[_T], count_max: int) -> Sequence[_T]:
     return items
 
 
+def _traced(call: Call, event: Event) -> Event:
+    """Give an event without a trace of its own that of the request: the headers ``traceparent`` and ``tracestate``."""
+    meta, parent = event.meta, call.headers.get("traceparent", "").strip()
+    trace_id = trace_id_of(parent)
+    extra = {} if meta.extra is None else meta.extra
+    if trace_id is None or meta.trace_id is not None or "traceparent" in extra:
+        return event
+    state = call.headers.get("tracestate", "").strip()
+    carrier = {"traceparent": parent} | ({"tracestate": state} if 0 < len(state) <= _TRACESTATE_CHARS_MAX else {})
+    meta.trace_id, meta.extra = trace_id, {**extra, **carrier}
+    return event
+
+
 async def _publish_one(call: Call, event: Event, when: When) -> Response:
     services = call.api.services
+    event = _traced(call, event)
     authorise = publish_right(services.authenticator, call.capsule, event)
     publisher = publisher_of(call.capsule, event) if when else None
     done = await services.bus.publish(
@@ -316,6 +332,7 @@ async def _publish_many(call: Call, drafts: list[Draft], when: When) -> Response
     count = len({name for draft in drafts if isinstance(draft, Event) for name in draft.meta.partitions})
     if count > count_max:
         raise TooManyPartitions(count, count_max)
+    drafts = [_traced(call, draft) if isinstance(draft, Event) else draft for draft in drafts]
     rights = PublishRights(call.api.services.authenticator, call.capsule)
     questions = (each for draft in drafts if isinstance(draft, Event) for each in publish_questions(draft))
     await call.capsule.decide_ahead(questions)
@@ -331,7 +348,7 @@ async def _publish_many(call: Call, drafts: list[Draft], when: When) -> Response
     epoch = call.api.services.log.position.epoch
     if call.accepts(JSON, NDJSON) == NDJSON:
         body = b"".join(msgspec.json.encode(each) + b"\n" for each in verdicts)
-        return Response(body, 200, {"tidings-epoch": epoch}, NDJSON)
+        return JsonAnswer(body, 200, {"tidings-epoch": epoch}, NDJSON)
     return json_answer(PublishedMany(**counts, epoch=epoch, verdicts=verdicts))
 
 

@@ -93,10 +93,10 @@ async def read(call: Call) -> Response:
     headers = {"link": f'<{url}>; rel="next"', "tidings-at-end": str(at_end).lower(), "tidings-epoch": epoch}
     match call.accepts(JSON, NDJSON, CLOUDEVENTS_BATCH):
         case "application/x-ndjson":
-            return Response(b"".join(record.to_json() + b"\n" for record in records), 200, headers, NDJSON)
+            return JsonAnswer(b"".join(record.to_json() + b"\n" for record in records), 200, headers, NDJSON)
         case "application/cloudevents-batch+json":
             shown = msgspec.json.encode([to_cloudevent(record) for record in records])
-            return Response(shown, 200, headers, CLOUDEVENTS_BATCH)
+            return JsonAnswer(shown, 200, headers, CLOUDEVENTS_BATCH)
         case _:
             # Records are JSON already; only what is around them is made here.
             body = b'{"events":[%b],"next":%b,"at_end":%b,"epoch":%b,"seq":%d}' % (
@@ -125,7 +125,7 @@ async def read_one(call: Call) -> Response:
         raise UnknownEvent(seq)  # what may not be seen is not said to exist
     (record,) = page.records
     if call.accepts(JSON, CLOUDEVENT) == CLOUDEVENT:
-        return Response(msgspec.json.encode(to_cloudevent(record)), 200, None, CLOUDEVENT)
+        return JsonAnswer(msgspec.json.encode(to_cloudevent(record)), 200, None, CLOUDEVENT)
     return JsonAnswer(record.to_json())
 
 
