@@ -59,7 +59,7 @@ _RETRY_NS: Final = 5_000_000_000
 """How long a due event waits after a refusal that may pass."""
 
 
-class Publisher(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+class PublisherIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """
     Identity that submitted a delayed event to a node, and the part of its token's claims that covers the event.
 
@@ -87,7 +87,7 @@ class DelayedEvent(msgspec.Struct, frozen=True, kw_only=True):
     event: Event
     offset: int
     """Of the record that holds it, in the topic ``schedule``."""
-    publisher: Publisher | None = None
+    publisher: PublisherIdentity | None = None
     """``None`` for an event that was not submitted through a node."""
 
 
@@ -272,7 +272,7 @@ class DelayedEvents:
         if waiting is not None:
             self._charge(waiting.subject, -1, -waiting.size_bytes)
 
-    def _check_limits(self, publisher: Publisher | None, due_ns: int, size_bytes: int) -> None:
+    def _check_limits(self, publisher: PublisherIdentity | None, due_ns: int, size_bytes: int) -> None:
         limits = self._limits
         if self._count >= limits.count_max:
             raise TooManyDelayed("in all", limits.count_max, "events")
@@ -292,7 +292,7 @@ class DelayedEvents:
     # What users ask for
 
     async def hold(
-        self, event: Event, due_ns: int, authorise: Authorise | None, publisher: Publisher | None = None
+        self, event: Event, due_ns: int, authorise: Authorise | None, publisher: PublisherIdentity | None = None
     ) -> Appended | Duplicate:
         """
         Store an event that is to be published at its time; returns when that is durable. The place is that of the record which holds it, the
@@ -619,7 +619,7 @@ class _Held(msgspec.Struct, frozen=True):
     due_ms: int
     publishes: str
     """The event's own id."""
-    publisher: Publisher | msgspec.UnsetType | None = msgspec.UNSET
+    publisher: PublisherIdentity | msgspec.UnsetType | None = msgspec.UNSET
     """Missing in records of earlier versions."""
 
 
@@ -627,12 +627,12 @@ def _about(record: Record) -> _Held:
     return msgspec.convert(record.meta.extra, _Held)
 
 
-def _publisher_of(record: Record) -> Publisher | None:
+def _publisher_of(record: Record) -> PublisherIdentity | None:
     publisher, actor = _about(record).publisher, record.meta.actor
     if publisher is not msgspec.UNSET:
         return publisher
     subject = actor.get("user_id") if isinstance(actor, dict) else actor
-    return Publisher(subject=subject, has_rights=False) if isinstance(subject, str) and subject else None
+    return PublisherIdentity(subject=subject, has_rights=False) if isinstance(subject, str) and subject else None
 
 
 def _size_of(envelope: object, event: Event) -> int:

@@ -31,7 +31,7 @@ from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan
 
 from .cursors import bounds
-from .delayed import DelayedEvent, Publisher, due_ns_of
+from .delayed import DelayedEvent, PublisherIdentity, due_ns_of
 from .errors import InvalidHandler, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .handlers import Handler
@@ -81,7 +81,7 @@ class EventBus(BusLife):
         at: datetime | None = None,
         timeout_s: float | None = None,
         authorise: Authorise | None = None,
-        publisher: Publisher | None = None,
+        publisher: PublisherIdentity | None = None,
     ) -> Appended | Duplicate: ...
 
     @overload
@@ -151,7 +151,7 @@ class EventBus(BusLife):
         at: datetime | None = None,
         timeout_s: float | None = None,
         authorise: Authorise | None = None,
-        publisher: Publisher | None = None,
+        publisher: PublisherIdentity | None = None,
         **meta: Unpack[EnvelopeOptions],
     ) -> tuple[Event, float | None, Authorise | None, Hold | None]:
         """What ``publish`` is given beside a plain event: the event to store, and how."""

@@ -17,7 +17,7 @@ from tidings.access.book import AccessBook, Capsule
 from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.errors import AccessUnavailable, Forbidden, TokenRevoked
 from tidings.access.resources import Action, Resource, ResourceKind, node, normal, partition, space, topic
-from tidings.bus.delayed import DelayedEvent, Publisher
+from tidings.bus.delayed import DelayedEvent, PublisherIdentity
 from tidings.bus.eventbus import EventBus
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event
@@ -27,7 +27,7 @@ from .event_rights import require_publish_by
 _BINDING: Final = (ResourceKind.SPACE, ResourceKind.PARTITION)
 
 
-def publisher_of(capsule: Capsule, event: Event) -> Publisher:
+def publisher_of(capsule: Capsule, event: Event) -> PublisherIdentity:
     """Return what is stored with a delayed event so that ``authorise_delayed`` can check it. The event's topic and space are valid names."""
     context, claims, meta = capsule.context, capsule.context.claims, event.meta
     covered = {
@@ -38,7 +38,7 @@ def publisher_of(capsule: Capsule, event: Event) -> Publisher:
             (ResourceKind.PARTITION, [partition(normal(name)) for name in meta.partitions]),
         )
     }
-    return Publisher(
+    return PublisherIdentity(
         subject=context.subject,
         client_id=context.client_id,
         token_id=context.token_id,
@@ -81,7 +81,7 @@ class DelayedRights:
             _require_not_forbidden(capsule, delayed.event)
 
 
-def _context_of(publisher: Publisher) -> OperationContext:
+def _context_of(publisher: PublisherIdentity) -> OperationContext:
     claims = TokenClaims(
         roles=frozenset(publisher.roles),
         topics=frozenset(publisher.topics),

@@ -14,7 +14,7 @@ from tests.integration.cli.support import invoke
 from tests.scenarios.bus.support import SETTINGS, TOPIC, Recorder, World, soon
 from tidings.access.errors import AccessUnavailable
 from tidings.bus import EventBus
-from tidings.bus.delayed import DelayedEvent, DelayedEvents, Publisher
+from tidings.bus.delayed import DelayedEvent, DelayedEvents, PublisherIdentity
 from tidings.bus.errors import BusClosed, ReservedGroup
 from tidings.bus.store import GroupPosition
 from tidings.core.clock import datetime_of
@@ -391,7 +391,7 @@ async def test_a_cancellation_that_fails_leaves_the_event_waiting(
 ) -> None:
     """A full disk when an event, or all of a publisher, are cancelled: the error is raised, and they are published at their time."""
     bus = await world.open()
-    ann = Publisher(subject="ann")
+    ann = PublisherIdentity(subject="ann")
     for event_id in ("e", "f"):
         await world.run(bus.publish(world.event(event_id=event_id), delay=MINUTE, publisher=ann))
 
@@ -414,7 +414,7 @@ async def test_a_caller_that_gives_up_leaves_an_event_that_is_published(world: W
     """A publish that is cancelled while it is stored counts no longer than the event waits, and holds up no retention."""
     bus = await world.open()
     publishing = asyncio.ensure_future(
-        bus.publish(world.event(event_id="e"), delay=MINUTE, publisher=Publisher(subject="ann"))
+        bus.publish(world.event(event_id="e"), delay=MINUTE, publisher=PublisherIdentity(subject="ann"))
     )
     await asyncio.sleep(0)
     await asyncio.sleep(0)

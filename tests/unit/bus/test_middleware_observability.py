@@ -17,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode, format_trace_id
 from prometheus_client import CollectorRegistry, generate_latest
 
-from tidings import Bus
+from tidings import Bus, __version__
 from tidings.bus.events import ReceivedEvent
 from tidings.core.clock import SystemClock
 from tidings.core.errors import InvalidPayload
@@ -109,6 +109,15 @@ class Spans:
         return span
 
 
+def own(span: ReadableSpan) -> dict[str, Any]:
+    """The attributes that are not those of the semantic conventions."""
+    return {name: value for name, value in (span.attributes or {}).items() if "." not in name}
+
+
+def conventional(span: ReadableSpan) -> dict[str, Any]:
+    return {name: value for name, value in (span.attributes or {}).items() if "." in name}
+
+
 def trace_of(span: ReadableSpan) -> str:
     context = span.get_span_context()
     assert context is not None
@@ -126,7 +135,7 @@ async def test_a_publish_has_a_span() -> None:
 
     span = spans.only()
     assert span.name == "events.publish"
-    assert dict(span.attributes or {}) == {"topic": "orders", "space_id": "shared:home", "size_bytes": 7, "offset": 0}
+    assert own(span) == {"topic": "orders", "space_id": "shared:home", "size_bytes": 7, "offset": 0}
     assert event.meta.trace_id == trace_of(span)
     assert span.status.status_code is StatusCode.UNSET
 
@@ -142,7 +151,7 @@ async def test_an_attempt_has_a_span() -> None:
 
     span = spans.only()
     assert span.name == "events.handle"
-    assert dict(span.attributes or {}) == {
+    assert own(span) == {
         "topic": "orders",
         "group": "workers",
         "offset": 5,
@@ -416,3 +425,41 @@ async def test_a_publish_and_its_handlings_are_one_trace(tmp_path: Path) -> None
         assert trace_of(by_id[each.parent.span_id]) == trace_of(each)
     assert sum(trace_of(each) == trace_of(request) for each in found) == 5  # it, the publish, two attempts, the bill
     assert len({trace_of(each) for each in found}) == 2
+
+
+async def test_spans_have_the_attributes_of_the_conventions_for_messaging() -> None:
+    """System, operation, destination, message and consumer group; the type of an error; the scope has the version of Tidings."""
+    spans = Spans()
+    await publish(spans.middleware)
+    await handle(spans.middleware, received())
+    failed = Outcome(OutcomeKind.RETRY, error=InvalidPayload("payload", "is bad"))
+    await handle(spans.middleware, received(), failed)
+    raised = Outcome(OutcomeKind.RETRY, error=KeyError("k"))
+    await handle(spans.middleware, received(), raised)
+
+    published, handled, refused, broken = spans.finished()
+    common = {"messaging.system": "tidings", "messaging.destination.name": "orders"}
+    assert conventional(published) == {
+        **common,
+        "messaging.operation.name": "publish",
+        "messaging.operation.type": "send",
+        "messaging.message.id": STORED.event_id,
+    }
+    process = {
+        **common,
+        "messaging.operation.name": "handle",
+        "messaging.operation.type": "process",
+        "messaging.message.id": "e1",
+        "messaging.consumer.group.name": "workers",
+    }
+    assert conventional(handled) == process
+    assert {name: value for name, value in conventional(refused).items() if not name.startswith("exception")} == {
+        **process,
+        "error.type": InvalidPayload.code,
+    }
+    assert conventional(broken)["error.type"] == "KeyError"
+    assert published.instrumentation_scope is not None
+    assert (published.instrumentation_scope.name, published.instrumentation_scope.version) == (
+        "tidings.bus",
+        __version__,
+    )

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import bisect
 import hashlib
+import importlib
 import logging
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -50,6 +51,7 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
+from tidings.core.errors import TidingsError
 from tidings.log.interface import Appended, Duplicate, Refused, Verdict
 
 from ..events import stored_meta
@@ -304,6 +306,7 @@ def _interpolated(cumulative: list[tuple[str, float]], q: float) -> float | None
 _HEX_32: Final = re.compile(r"[0-9a-fA-F]{32}")
 _LOW_64: Final = (1 << 64) - 1
 _TRACEPARENT: Final = "traceparent"
+_ERROR_TYPE: Final = "error.type"
 _UNCHECKED_COUNT_MAX: Final = 64
 """Publishes and attempts between two looks for a provider, while there is none."""
 _W3C: Final = TraceContextTextMapPropagator()
@@ -313,6 +316,8 @@ class TracingMiddleware(Middleware):
     """
     Spans ``events.publish`` (topic, space_id, size_bytes) and ``events.handle`` (topic, group, offset, retries, lat_ms).
 
+    Beside these attributes they have those of OpenTelemetry's semantic conventions for messaging (``messaging.*``, ``error.type``).
+
     Args:
         provider: Where spans go; the process's own provider if left out. Spans are made once there is one (noticed within 64 events).
     """
@@ -321,7 +326,9 @@ class TracingMiddleware(Middleware):
     priority = 10
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        self._tracer = trace.get_tracer("tidings.bus", tracer_provider=provider)
+        # By name: importing the package here would be a cycle.
+        version: str = importlib.import_module("tidings").__version__
+        self._tracer = trace.get_tracer("tidings.bus", version, tracer_provider=provider)
         self._has_provider = provider is not None
         self._unchecked_count = 0
 
@@ -366,11 +373,14 @@ class TracingMiddleware(Middleware):
         if span is None:
             return
         if span.is_recording():
-            span.set_attribute("topic", str.__str__(ctx.topic))
+            topic = str.__str__(ctx.topic)
+            span.set_attribute("topic", topic)
             span.set_attribute("space_id", ctx.event.meta.space_id)
             if ctx.size_bytes is not None:
                 span.set_attribute("size_bytes", ctx.size_bytes)
             error = verdict.error if isinstance(verdict, Refused) else verdict
+            event_id = ctx.event.meta._event_id if isinstance(error, Exception) else error.event_id
+            _describe_message(span, "publish", "send", topic, event_id)
             if isinstance(error, Exception):
                 _note_error(span, error)
             else:
@@ -407,6 +417,8 @@ class TracingMiddleware(Middleware):
         span = opened[0]
         span.set_attribute("topic", ctx.topic)
         span.set_attribute("group", ctx.group)
+        _describe_message(span, "handle", "process", ctx.topic, stored_meta(ctx.event).event_id)
+        span.set_attribute("messaging.consumer.group.name", ctx.group)
         span.set_attribute("offset", ctx.offset)
         span.set_attribute("retries", ctx.attempt - 1)
         span.set_attribute("lat_ms", ctx.elapsed_s * 1000.0)
@@ -414,6 +426,7 @@ class TracingMiddleware(Middleware):
         if outcome.error is not None:
             _note_error(span, outcome.error)
         elif outcome.is_failure:
+            span.set_attribute(_ERROR_TYPE, outcome.kind.value)
             span.set_status(Status(StatusCode.ERROR, outcome.reason))
 
     def cleanup(self, ctx: HandleContext) -> None:
@@ -426,7 +439,18 @@ class TracingMiddleware(Middleware):
                 span.end()
 
 
+def _describe_message(span: Span, name: str, kind: str, topic: str, event_id: object) -> None:
+    """Set the attributes of the semantic conventions for messaging."""
+    span.set_attribute("messaging.system", "tidings")
+    span.set_attribute("messaging.operation.name", name)
+    span.set_attribute("messaging.operation.type", kind)
+    span.set_attribute("messaging.destination.name", topic)
+    if isinstance(event_id, str):
+        span.set_attribute("messaging.message.id", event_id)
+
+
 def _note_error(span: Span, error: BaseException) -> None:
+    span.set_attribute(_ERROR_TYPE, error.code if isinstance(error, TidingsError) else type(error).__qualname__)
     span.record_exception(error)
     span.set_status(Status(StatusCode.ERROR, f"{type(error).__name__}: {str(error)[:200]}"))
 
