@@ -16,6 +16,7 @@ from tidings.wire.events import EventIn
 from tidings.wire.steward import answers, requests
 
 from ..edge import PROBLEM_TYPE
+from .constraints import NOTES, PATHS, WHOLE, constrain
 from .envelopes import EnvelopeOut
 from .operations import JSON, NDJSON, ApiOperation, OneOf
 
@@ -46,6 +47,7 @@ def openapi_document(operations: Iterable[ApiOperation]) -> dict[str, Any]:
     kinds = {id(kind): kind for operation in listed for kind in _kinds(operation)}
     flat = [ProblemOut, *kinds.values()]
     schemas, components = msgspec.json.schema_components(flat, ref_template=_REF)
+    constrain(components)
     schema_of = {id(kind): schema for kind, schema in zip(flat, schemas, strict=True)}
     paths: dict[str, dict[str, Any]] = {}
     for operation in listed:
@@ -89,7 +91,12 @@ def _described(operation: ApiOperation, schema_of: dict[int, Any], components: d
     if operation.is_public:
         described["security"] = []
     if operation.body:
-        described["requestBody"] = {"content": _content(operation.body, schema_of)}
+        described["requestBody"] = {
+            "required": _is_needed(operation, components),
+            "content": _content(operation.body, schema_of),
+        }
+    if operation.name in NOTES:
+        described["description"] = NOTES[operation.name]
     if operation.name == "publishEvents":
         described["requestBody"]["content"][JSON]["example"] = _EVENT
     return described
@@ -97,14 +104,14 @@ def _described(operation: ApiOperation, schema_of: dict[int, Any], components: d
 
 def _parameters(operation: ApiOperation, components: dict[str, Any]) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = [
-        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        {"name": name, "in": "path", "required": True, "schema": PATHS[name]}
         for name in _PARAMETER.findall(operation.path)
     ]
     if operation.query is not None:
         schema = components[operation.query.__name__]
         required = schema.get("required", ())
         found += [
-            {"name": name, "in": "query", "required": name in required, "schema": each}
+            {"name": name, "in": "query", "required": name in required, "schema": _without_null(each)}
             for name, each in schema["properties"].items()
         ]
     if operation.name == "publishEvents":
@@ -113,10 +120,25 @@ def _parameters(operation: ApiOperation, components: dict[str, Any]) -> list[dic
                 "name": "Idempotency-Key",
                 "in": "header",
                 "description": "The dedupe key of an event that has none; with many events its place is added to it.",
-                "schema": {"type": "string", "maxLength": 256},
+                "schema": {"type": "string", "minLength": 1, "maxLength": 256},
             }
         )
     return found
+
+
+def _is_needed(operation: ApiOperation, components: dict[str, Any]) -> bool:
+    """Return whether a request without a body is refused: it is taken where all fields have defaults."""
+    kind: Any = operation.body.get(JSON)
+    return isinstance(kind, OneOf) or bool(components[kind.__name__].get("required")) or kind.__name__ in WHOLE
+
+
+def _without_null(schema: dict[str, Any]) -> dict[str, Any]:
+    """A query parameter is left out instead of being null."""
+    kinds = [each for each in schema.get("anyOf", ()) if each != {"type": "null"}]
+    if len(kinds) != 1:
+        return schema
+    more = {key: value for key, value in schema.items() if key not in ("anyOf", "default")}
+    return {**kinds[0], **more}
 
 
 def _responses(operation: ApiOperation, schema_of: dict[int, Any]) -> dict[str, Any]:
@@ -139,9 +161,9 @@ def _content(content: Any, schema_of: dict[int, Any]) -> dict[str, Any]:
             schema: Any = {"anyOf": [schema_of[id(each)] for each in kind.kinds]}
         else:
             schema = schema_of[id(kind)]
-        shown[media] = {"schema": schema}
         if media == NDJSON:
-            shown[media]["description"] = "One JSON value a line."
+            schema = {**schema, "description": "Each line is such a value."}
+        shown[media] = {"schema": schema}
     return shown or {JSON: {}}
 
 
@@ -243,9 +265,20 @@ def _message(endpoint: str, kind: type[msgspec.Struct], schemas: dict[str, Any],
         kinds, ref_template=_REF.replace("{name}", f"{endpoint}.{{name}}")
     )
     for name, each in components.items():
-        schemas[f"{endpoint}.{name}"] = each
+        schemas[f"{endpoint}.{name}"] = _without_discriminators(each)
     payload = wrapped(kind, schema)
     return {"name": _wire_name(kind), "title": kind.__name__, "summary": _summary(kind), "payload": payload}
+
+
+def _without_discriminators(schema: Any) -> Any:
+    """Leave out OpenAPI's ``discriminator``: in AsyncAPI it is a text, and the tags of the structs say the same."""
+    if isinstance(schema, dict):
+        return {
+            key: _without_discriminators(value)
+            for key, value in schema.items()
+            if not (key == "discriminator" and isinstance(value, dict) and "propertyName" in value)
+        }
+    return [_without_discriminators(each) for each in schema] if isinstance(schema, list) else schema
 
 
 def _wire_name(kind: type[msgspec.Struct]) -> str:

@@ -45,7 +45,7 @@ _HEADERS: Final = [
     (b"x-accel-buffering", b"no"),
 ]
 
-Place = Annotated[int, msgspec.Meta(ge=0)]
+Place = Annotated[int, msgspec.Meta(ge=0, le=10**18 - 1)]
 
 
 class EnvelopesQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

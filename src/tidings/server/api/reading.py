@@ -28,7 +28,7 @@ from ..event_rights import may_get
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, to_cloudevent
 from .operations import JSON, NDJSON, ApiOperation, Call, JsonAnswer
 
-Place = Annotated[int, msgspec.Meta(ge=0)]
+Place = Annotated[int, msgspec.Meta(ge=0, le=10**18 - 1)]
 
 
 class ReadQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,7 +46,7 @@ class ReadQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     to_time: str | None = None
     backwards: bool = False
     limit: Annotated[int, msgspec.Meta(ge=1)] = 100
-    wait: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    wait: Annotated[float, msgspec.Meta(ge=0, le=600)] = 0.0
     epoch: str | None = None
     known_drops: Place = 0
 
