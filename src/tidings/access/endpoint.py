@@ -51,6 +51,8 @@ _THROTTLE_S: Final = 0.05
 _DONE: Final = object()
 _STRANGERS_MAX: Final = 4
 """Sockets at a time whose peers have shown no token, from an address that is denied to callers without one."""
+_MESSAGE_BYTES: Final = 64
+"""The memory of a message that waits, besides its bytes."""
 _UNWIND_S_MIN: Final = 1.0
 """The time that work under way gets to end after its connection was closed, however short the deadline."""
 
@@ -245,9 +247,23 @@ class Connection(abc.ABC, Generic[WorkT]):
 
     __slots__ = (
         *("__weakref__", "_allowance", "_held", "_idle", "_is_blocked", "_is_over_rate", "_is_paused", "_is_stopped"),
-        *("_queue", "_starting", "_working", "endpoint", "heard_s", "is_closed", "rights", "transport"),
+        *(
+            "_message_bytes",
+            "_queue",
+            "_queued_bytes",
+            "_starting",
+            "_taken_bytes",
+            "_working",
+            "endpoint",
+            "heard_s",
+            "is_closed",
+            "rights",
+            "transport",
+        ),
     )
 
+    charges_requests: bool = True
+    """Whether a queued request is charged, by the size of its message. A protocol that charges its requests itself says no."""
     work_count_max: int = 1
     """Requests that are worked on at a time; they are begun in the order they came."""
 
@@ -262,6 +278,10 @@ class Connection(abc.ABC, Generic[WorkT]):
         self._allowance = Allowance(endpoint.limits.unauthenticated_messages_max)
         self._held: deque[bytes] | None = None
         self._queue: deque[WorkT] | None = None  # idle connections are many, and an empty deque is not small
+        self._queued_bytes: deque[int] | None = None
+        """What the queued requests are charged."""
+        self._message_bytes = self._taken_bytes = 0
+        """Of the message that is being handled; and of requests that ``take_too`` added to those being worked on."""
         self._working = self._starting = 0
         self._is_paused = self._is_blocked = self._is_over_rate = self._is_stopped = False
         self._idle: asyncio.Future[None] | None = None
@@ -337,6 +357,8 @@ class Connection(abc.ABC, Generic[WorkT]):
                 self._held = deque()
             if len(self._held) >= self.endpoint.limits.held_messages_max:
                 self.end(EndReason.LIMIT, "too many messages at once")
+            elif not self._hold_message(len(message)):
+                self._held = None
             elif not self.is_closed:
                 self._held.append(message)
         else:
@@ -391,15 +413,22 @@ class Connection(abc.ABC, Generic[WorkT]):
 
     def enqueue(self, request: WorkT) -> None:
         """Have something done by ``work`` when it is its turn."""
-        if self._queue is None:
-            self._queue = deque()
+        size = self._message_bytes if self.charges_requests else 0
+        if not self._hold_message(size):
+            return
+        if self._queue is None or self._queued_bytes is None:
+            self._queue, self._queued_bytes = deque(), deque()
         self._queue.append(request)
+        self._queued_bytes.append(size)
         self._start_working()
 
     def take_too(self, fits: Callable[[WorkT], bool]) -> WorkT | None:
         """From within ``work``: the request that comes next, if it fits those that are being worked on; then it is one of them."""
-        queue = self._queue
-        return queue.popleft() if queue and len(queue) > self._starting and fits(queue[0]) else None
+        queue, sizes = self._queue, self._queued_bytes
+        if not queue or not sizes or len(queue) <= self._starting or not fits(queue[0]):
+            return None
+        self._taken_bytes += sizes.popleft() + _MESSAGE_BYTES
+        return queue.popleft()
 
     @property
     def queued(self) -> int:
@@ -458,7 +487,15 @@ class Connection(abc.ABC, Generic[WorkT]):
 
     # Within
 
+    def _hold_message(self, size: int) -> bool:
+        """Charge a message that waits. Without memory for it the connection ends."""
+        is_held = self.transport.memory.try_hold(size + _MESSAGE_BYTES)
+        if not is_held:
+            self.end(EndReason.FULL, "the node has no memory for more messages")
+        return is_held
+
     def _handle(self, message: bytes) -> None:
+        self._message_bytes = len(message)
         if self.is_valid():
             if self.rights is not None:
                 self.heard_s = self.endpoint.clock.monotonic()
@@ -469,7 +506,9 @@ class Connection(abc.ABC, Generic[WorkT]):
         while self._held and not self._is_paused and not self.is_closed:
             if not self._is_allowed():
                 return
-            self._handle(self._held.popleft())
+            message = self._held.popleft()
+            self.transport.memory.release(len(message) + _MESSAGE_BYTES)
+            self._handle(message)
         if not self._held and not self._is_paused and not self.is_closed:
             self._held = None
             self.transport.resume_reading()
@@ -504,11 +543,16 @@ class Connection(abc.ABC, Generic[WorkT]):
     async def _work(self) -> None:
         self._starting -= 1
         try:
-            while self._queue and not self.is_closed:
+            while self._queue and self._queued_bytes and not self.is_closed:
                 if self.is_full:
                     self._is_blocked = True
                     break
-                await self.work(self._queue.popleft())
+                size = self._queued_bytes.popleft() + _MESSAGE_BYTES
+                try:
+                    await self.work(self._queue.popleft())
+                finally:
+                    size, self._taken_bytes = size + self._taken_bytes, 0
+                    self.transport.memory.release(size)
                 self.throttle()
         except TidingsError as error:
             logger.error("a request at %s failed: %s", self.endpoint.name, error)
@@ -527,7 +571,9 @@ class Connection(abc.ABC, Generic[WorkT]):
     def _drop_queue(self) -> None:
         for request in self._queue or ():
             self.abandoned(request)
-        self._queue = None
+        for size in self._queued_bytes or ():
+            self.transport.memory.release(size + _MESSAGE_BYTES)
+        self._queue = self._queued_bytes = None
 
     def _release(self, code: int | None) -> None:
         if self.is_closed:

@@ -229,6 +229,7 @@ def problem_parts(error: TidingsError, request_id: str | None) -> tuple[int, byt
         headers["retry-after"] = str(getattr(error, "retry_after_s", _RETRY_AFTER_S))
     elif isinstance(error, MethodNotAllowed):
         headers["allow"] = ", ".join(error.allowed)
+    headers.update(getattr(error, "headers", {}))
     return status, orjson.dumps(problem_of(error, status, request_id)), headers
 
 
@@ -382,7 +383,7 @@ class Edge:
             self.refused[error.code] += 1
             status, _, headers = problem_parts(error, exchange.request_id)
             del headers["content-type"]
-            await exchange.refuse(error, status, {**headers, **getattr(error, "headers", {}), "connection": "close"})
+            await exchange.refuse(error, status, {**headers, "connection": "close"})
             self._note(exchange, scope, settings, 0.0)
 
         return refuse
@@ -413,7 +414,7 @@ class Edge:
         except ClientDisconnect:
             pass  # in the middle of its body: there is nobody to answer
         except TrafficRefused as error:
-            await exchange.refuse(error, error.status)
+            await exchange.refuse(error, error.status, error.headers)
         except HTTPException as error:
             refused = RequestRefused(scope["method"], scope["path"], error.status_code, str(error.detail))
             await exchange.refuse(refused, error.status_code, error.headers)
@@ -452,7 +453,6 @@ class _Exchange:
         "_bytes_max",
         "_declared",
         "_is_api",
-        "_is_cut",
         "_origins",
         "_page",
         "_receive",
@@ -472,8 +472,6 @@ class _Exchange:
         self._page: bytes | None = None
         self._declared: bytes | None = None
         self._is_api = scope["path"].startswith("/v1/")
-        self._is_cut = False
-        """Whether the rest of the body is not read."""
         self.bytes_in = self.bytes_out = self.status = 0
         self.is_cancelled = False
         given: bytes | None = None
@@ -490,7 +488,6 @@ class _Exchange:
     def check_declared_length(self) -> None:
         """Refuse a body that says itself that it is too long, before a byte of it is read."""
         if self._declared is not None and self._declared.isdigit() and int(self._declared[:20]) > self._bytes_max:
-            self._is_cut = True
             raise BodyTooLarge(self._bytes_max)
 
     async def receive(self) -> Message:
@@ -498,7 +495,6 @@ class _Exchange:
         if message["type"] == "http.request":
             self.bytes_in += len(message.get("body", b""))
             if self.bytes_in > self._bytes_max:
-                self._is_cut = True
                 raise BodyTooLarge(self._bytes_max)
         return message
 
@@ -516,8 +512,6 @@ class _Exchange:
                 headers.append(_NO_SNIFFING)
                 if not is_storable:
                     headers.append(_NEVER_STORED)
-            if self._is_cut:
-                headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
             message = {**message, "headers": headers}
         elif message["type"] == "http.response.body":
             self.bytes_out += len(message.get("body", b""))

@@ -168,7 +168,8 @@ class BodyTooLarge(TrafficRefused):
 
     code = "node.body_too_large"
     status = 413
-    hint = "send fewer events a request; the limit is the setting server.body_bytes_max"
+    headers: ClassVar[Mapping[str, str]] = {"connection": "close"}  # the rest of the body is not worth reading
+    hint = "send fewer events a request, within server.body_bytes_max; other requests have short bodies"
     text = "the body is larger than {bytes_max} bytes"
     bytes_max: int
 
@@ -205,6 +206,7 @@ class MemoryExhausted(TrafficRefused):
     code = "node.memory_exhausted"
     retryable = True
     status = 503
+    headers: ClassVar[Mapping[str, str]] = {"connection": "close"}  # the rest of a body has no room
     scope: str
     """``connection``, ``identity``, ``address``, ``total``, ``unauthenticated`` or ``unauthenticated_address``."""
     limit_bytes: int

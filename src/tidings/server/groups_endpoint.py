@@ -174,6 +174,8 @@ class _HeldPublish:
 class GroupsConnection(Connection[_HeldPublish | wire.CancelDelayed | _Join]):
     """One connection."""
 
+    charges_requests = False  # publishes are, with the values they decode to
+
     def __init__(self, groups: GroupsEndpoint, transport: Transport, peer: Peer) -> None:
         super().__init__(groups, transport)
         self.groups = groups

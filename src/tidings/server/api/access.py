@@ -16,7 +16,7 @@ from starlette.responses import Response
 from tidings.access import administration
 from tidings.access.administration import Collection, change_from_request, event_of, type_of
 
-from .operations import JSON, ApiOperation, Call, OneOf, json_answer
+from .operations import BODY_BYTES_MAX, JSON, ApiOperation, Call, OneOf, json_answer
 
 
 class ChangeQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -143,6 +143,7 @@ def _change_operation(collection: Collection, name: str, summary: str, *kinds: t
         is_administrative=True,
         query=ChangeQuery,
         body={JSON: OneOf(*kinds)},
+        body_bytes_max=2 * BODY_BYTES_MAX,  # a policy may have 64 KiB, and be longer as JSON
         answers={200: {JSON: Changed}, 201: {JSON: Changed}},
         problems=(403, 503),
     )

@@ -156,8 +156,17 @@ async def _change_many(call: Call, verb: DeadLetterVerb) -> Response:
 
 
 async def _change_one(call: Call, verb: DeadLetterVerb) -> Response:
+    await _require_any(call, verb, check_topic(call.path("topic")), None)
     body = await call.body(DryRunBody)
     return await _change(call, verb, call.path("topic"), [call.path("id")], DeadLetterFilter(), dry_run=body.dry_run)
+
+
+async def _require_any(call: Call, verb: DeadLetterVerb, name: str, group: str | None) -> None:
+    """A caller who may do this to no group of the topic does not learn which dead letters there are."""
+    action = Action(verb)
+    names = [known for _, known in await call.api.services.bus.groups(name)] if group is None else [group]
+    if not any(call.capsule.allows(action, group_of(name, known)) for known in names):
+        call.capsule.require(action, group_of(name, group or "*"))
 
 
 async def _change(
@@ -165,10 +174,7 @@ async def _change(
 ) -> Response:
     bus, action = call.api.services.bus, Action(verb)
     name = check_topic(name)
-    # Whoever may do this to no group of the topic does not learn which dead letters there are.
-    known = [group for _, group in await bus.groups(name)] if wanted.group is None else [wanted.group]
-    if not any(call.capsule.allows(action, group_of(name, group)) for group in known):
-        call.capsule.require(action, group_of(name, wanted.group or "*"))
+    await _require_any(call, verb, name, wanted.group)
     change = bus.admin.redrive if verb == "redrive" else bus.admin.drop
     done = await change(
         name,

@@ -93,27 +93,27 @@ def _without_counts(report: _Report) -> _Report:
 
 async def pause(call: Call) -> Response:
     """Deliver nothing more."""
-    body = await call.body(DryRunBody)
     name, group = _names(call)
     call.capsule.require(Action.PAUSE, group_of(name, group))
+    body = await call.body(DryRunBody)
     admin = call.api.services.bus.admin
     return json_answer(await admin.pause(name, group, dry_run=body.dry_run, audit=call.audit()))
 
 
 async def resume(call: Call) -> Response:
     """Go on delivering."""
-    body = await call.body(DryRunBody)
     name, group = _names(call)
     call.capsule.require(Action.PAUSE, group_of(name, group))
+    body = await call.body(DryRunBody)
     admin = call.api.services.bus.admin
     return json_answer(await admin.resume(name, group, dry_run=body.dry_run, audit=call.audit()))
 
 
 async def seek(call: Call) -> Response:
     """Set the group's position."""
-    body = await call.body(SeekBody)
     name, group = _names(call)
     call.capsule.require(Action.MOVE, group_of(name, group))
+    body = await call.body(SeekBody)
     admin = call.api.services.bus.admin
     return json_answer(await admin.seek(name, group, _target(body), dry_run=body.dry_run, audit=call.audit()))
 

@@ -29,12 +29,16 @@ from tidings.core.validation import UNREADABLE, explain, refuse_repeated_keys
 
 from ..edge import problem_response
 from ..envelope_history import EnvelopeHistory
-from ..errors import BadRequest, MethodNotAllowed, TooManyPublishes, UnknownPath, UnsupportedMedia
+from ..errors import BadRequest, BodyTooLarge, MethodNotAllowed, TooManyPublishes, UnknownPath, UnsupportedMedia
+from ..memory import MemoryAccount
 from ..services import Services
 from ..settings import ApiSettings
 
 JSON: Final = "application/json"
 NDJSON: Final = "application/x-ndjson"
+
+BODY_BYTES_MAX: Final = 65_536
+"""The longest body of an operation that does not store events."""
 
 _S = TypeVar("_S", bound=msgspec.Struct)
 
@@ -114,6 +118,7 @@ class ApiOperation:
         handle: What is done.
         query: The parameters, as a struct that refuses unknown ones.
         body: The types of the body by media type.
+        body_bytes_max: A longer body is refused; ``None`` for the node's limit.
         answers: Status to types by media type; an empty mapping for no body.
         problems: The statuses of the problems to expect beside 400, 401, 500 and 503.
         is_public: Whether it is answered without a token.
@@ -129,6 +134,7 @@ class ApiOperation:
     handle: Callable[[Call], Awaitable[Response]]
     query: type[msgspec.Struct] | None = None
     body: Mapping[str, Any] = field(default_factory=dict)
+    body_bytes_max: int | None = BODY_BYTES_MAX
     answers: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
     problems: tuple[int, ...] = ()
     is_public: bool = False
@@ -265,17 +271,29 @@ class Call:
 
     async def content(self) -> bytes:
         """
-        The body as it came, whatever it is; to be asked for once.
+        The body as it came, whatever it is; to be asked for once. What it takes is charged to the caller.
 
         Raises:
             ClientDisconnect: The caller has gone.
+            BodyTooLarge: It is longer than the operation's may be.
+            MemoryExhausted: The caller makes the node hold as much as it may.
         """
+        limit, size = self.operation.body_bytes_max, 0
+        declared = self.headers.get("content-length", "")
+        if limit is not None and declared.isdigit() and int(declared) > limit:
+            raise BodyTooLarge(limit)
+        memory: MemoryAccount | None = self._scope.get("tidings.memory")
+        if memory is not None and self._capsule is not None:
+            memory.identify(self.subject, self.address)
         parts: list[bytes] = []
         while True:
             message = await self._receive()
             if message["type"] != "http.request":
                 raise ClientDisconnect
             parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if limit is not None and size > limit:
+                raise BodyTooLarge(limit)
             if not message.get("more_body", False):
                 return b"".join(parts)
 

@@ -417,6 +417,7 @@ OPERATIONS: Final = (
         tag="events",
         handle=publish,
         query=PublishQuery,
+        body_bytes_max=None,
         body={
             JSON: OneOf(EventIn, list[EventIn]),
             NDJSON: EventIn,
