@@ -159,7 +159,12 @@ async def _workspace(session: Session) -> list[CheckResult]:
                 "set the clock right: nothing is dropped by age meanwhile, and if it is a day and more, jobs go by this clock",
             )
         )
-    if not all(os.access(each, os.W_OK) for each in (folder, session.layout.lock)):
+    missing = session.layout.missing_folders(OsDisk())
+    if missing:
+        names = ", ".join(each.name for each in missing)
+        findings.append(CheckResult("folders", "ok", f"{names}: missing; made when the log is opened"))
+    used = [session.layout.root, *(each for each in session.layout.root.iterdir() if each.is_dir())]
+    if not all(os.access(each, os.W_OK) for each in (folder, session.layout.lock, *used)):
         owner = folder.stat().st_uid
         findings.append(
             CheckResult(

@@ -149,21 +149,33 @@ class Layout:
             raise WorkspaceMissing(self.workspace, "holds no log")
         # Before a word of it is believed: a damaged digit must not pass for the format of a newer version.
         if not is_whole(data.removesuffix(b"\n")):
-            raise WorkspaceError(self.meta, "is damaged: its checksum does not match")
+            raise _damaged(self.meta, "its checksum does not match")
         try:
             version = msgspec.json.decode(data, type=dict[str, object]).get("format")
             if isinstance(version, int) and version <= FORMAT:
                 return msgspec.json.decode(data, type=WorkspaceMeta)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise WorkspaceError(self.meta, f"is damaged: {error}") from error
+            raise _damaged(self.meta, str(error)) from error
         raise UnsupportedFormat(
             self.meta, f"the workspace has format {version}; this version knows formats up to {FORMAT}"
         )
 
+    def missing_folders(self, disk: Disk) -> list[Path]:
+        """The folders that an open log needs and that do not exist: copies and backups often leave out empty ones."""
+        return [folder for folder in (self.journal, self.wal, self.seals, self.ids) if not disk.exists(folder)]
+
+    def make_folders(self, disk: Disk) -> None:
+        """Make the folders that are missing."""
+        missing = self.missing_folders(disk)
+        for folder in missing:
+            disk.make_folder(folder)
+        if missing:
+            disk.sync_folder(self.root)
+
     def create(self, disk: Disk, clock: Clock, layout: str) -> WorkspaceMeta:
         """Make an empty workspace. ``meta.json`` comes last: a half-made one is made again."""
-        for folder in (self.root, self.journal, self.wal, self.seals, self.ids):
-            disk.make_folder(folder)
+        disk.make_folder(self.root)
+        self.make_folders(disk)
         # All of them, down to the last: a log whose folder has no durable name is lost as a whole.
         for folder in (self.root, self.workspace, *self.workspace.parents):
             try:
@@ -179,6 +191,15 @@ class Layout:
         """The description of a new life of the log."""
         created_at = format_utc(clock.now_ns()).decode()
         return WorkspaceMeta(format=FORMAT, epoch=os.urandom(8).hex(), created_at=created_at, layout=layout)
+
+
+def _damaged(path: Path, problem: str) -> WorkspaceError:
+    error = WorkspaceError(path, f"is damaged: {problem}")
+    error.hint = (
+        "put it back from a copy of the workspace; or run 'tidings log repair', which gives the log a new epoch: followers start over, "
+        "and 'tidings group seek' sets each group to its position"
+    )
+    return error
 
 
 def _files_below(disk: Disk, top: Path) -> list[tuple[str | None, str]]:

@@ -90,7 +90,8 @@ def _recover(
     try:
         refuse_impossible(settings, disk.space(layout.root))
         if not disk.exists(layout.meta):
-            layout.create(disk, clock, settings.layout)
+            _create(layout, settings, clock, disk)
+        layout.make_folders(disk)
         plan = plan_recovery(disk, layout, settings)
         if plan.meta.layout != settings.layout:
             raise SettingsError("layout", f"the workspace was made with {plan.meta.layout!r}, not {settings.layout!r}")
@@ -163,6 +164,18 @@ def _recover(
             problem = error.strerror or str(error)
             raise WorkspaceUnusable(error.filename or layout.root, f"cannot be used: {problem}") from error
         raise
+
+
+def _create(layout: Layout, settings: LogSettings, clock: Clock, disk: Disk) -> None:
+    has_records = bool(layout.segments(disk) or layout.sealed_streams(disk))
+    meta = layout.create(disk, clock, settings.layout)
+    if has_records:
+        logger.warning(
+            "%s was missing beside a log with records: the log goes on under the new epoch %s. Followers and groups of the earlier "
+            "epoch are refused; put the file back from a copy of the workspace, or set the groups with `tidings group seek`",
+            layout.meta,
+            meta.epoch,
+        )
 
 
 def _lock(layout: Layout, disk: Disk) -> FolderLock:

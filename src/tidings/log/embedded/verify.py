@@ -220,6 +220,8 @@ class _Verifier:
         start = self._start
         with contextlib.ExitStack() as stack:
             self._ids = stack.enter_context(DuplicateIds()) if ids else None
+            for folder in self._layout.missing_folders(self._disk):
+                self._note("info", "folder.missing", folder, "the folder is missing; it is made when the log is opened")
             self._check_checkpoint()
             for key in sorted(start.seals, key=lambda key: key.path):
                 self._check_stream(key)

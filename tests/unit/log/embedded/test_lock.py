@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -53,3 +55,38 @@ async def test_readers_that_open_together_see_the_same(tmp_path: Path) -> None:
     assert [record.payload for record in await last(follower, 1)] == [{"n": 1}]
     await follower.close()
     reading.release()
+
+
+_FORKS = """
+import os, sys
+from pathlib import Path
+from tidings.log.embedded.disk import OsDisk
+lock = OsDisk().lock(Path(sys.argv[1]))
+assert not isinstance(lock, str), lock
+if os.fork() == 0:
+    sys.stdin.read()
+    os._exit(0)
+if sys.argv[2] == "releases":
+    lock.release()
+    print("done", flush=True)
+    sys.stdin.read()
+print("done", flush=True)
+os._exit(0)
+"""
+
+
+@pytest.mark.parametrize("what", ["releases", "ends"])
+def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path, what: str) -> None:
+    """Neither when its parent releases the lock, nor when the parent is gone and the child lives on."""
+    path = tmp_path / "lock"
+    command = (sys.executable, "-c", _FORKS, str(path), what)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"done\n"
+        if what == "ends":
+            process.wait()
+
+        lock = OsDisk().lock(path)
+
+        assert not isinstance(lock, str), lock
+        lock.release()

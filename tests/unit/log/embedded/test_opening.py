@@ -19,7 +19,7 @@ from tidings.log.embedded.disk import File, OsDisk
 from tidings.log.embedded.layout import Layout
 from tidings.log.embedded.verify import verify
 from tidings.log.encryption import AesGcmEncryptor
-from tidings.log.errors import WorkspaceBusy
+from tidings.log.errors import WorkspaceBusy, WorkspaceError, WorkspaceUnusable
 from tidings.log.keys import DerivedKeys
 
 
@@ -185,3 +185,62 @@ def test_one_of_many_syncs_that_fails_is_told(tmp_path: Path, monkeypatch: pytes
     with pytest.raises(OSError, match="no such luck"):
         disk.sync_files(files)
     assert disk.syncs == 19
+
+
+@pytest.mark.parametrize("name", ["journal", "ids", "seals"])
+async def test_an_empty_folder_that_a_copy_left_out_is_made(tmp_path: Path, name: str) -> None:
+    """The log opens and goes on; verify says before that what opening will make."""
+    log = await open_log(tmp_path)
+    await log.append(event("a", {"n": 1}))
+    await log.close()
+    (tmp_path / ".bus" / name).rmdir()
+
+    findings = verify(OsDisk(), Layout(tmp_path), LogSettings()).findings
+    assert [(each.severity, each.code, each.path) for each in findings] == [("info", "folder.missing", f".bus/{name}")]
+    log = await open_log(tmp_path)
+    assert (await log.append(event("a", {"n": 2}))).seq == 2
+    await log.close()
+    assert verify(OsDisk(), Layout(tmp_path), LogSettings()).findings == ()
+
+
+async def test_a_log_whose_description_is_missing_says_why_its_epoch_is_new(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new workspace says nothing; one with records names the file, the new epoch and what follows."""
+    log = await open_log(tmp_path)
+    await log.append(event("a", {"n": 1}))
+    await log.close()
+    assert not caplog.records
+    (tmp_path / ".bus" / "meta.json").unlink()
+
+    log = await open_log(tmp_path)
+    said = next(record.message for record in caplog.records if "meta.json was missing" in record.message)
+    assert log.position.epoch in said
+    assert "group seek" in said
+    await log.close()
+
+
+async def test_a_description_that_was_altered_has_a_hint(tmp_path: Path) -> None:
+    """It names the copy to put back and the command that gives the log a new epoch."""
+    await (await open_log(tmp_path)).close()
+    path = tmp_path / ".bus" / "meta.json"
+    path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":7'))
+
+    with pytest.raises(WorkspaceError) as caught:
+        await open_log(tmp_path)
+
+    assert "log repair" in str(caught.value.hint)
+
+
+@pytest.mark.parametrize("name", ["lock", "reserve"])
+async def test_a_file_that_is_a_symbolic_link_is_refused(tmp_path: Path, name: str) -> None:
+    """Nothing is written through it."""
+    mine = tmp_path / "mine"
+    mine.write_bytes(b"keep me")
+    (tmp_path / "w" / ".bus").mkdir(parents=True)
+    (tmp_path / "w" / ".bus" / name).symlink_to(mine)
+
+    with pytest.raises(WorkspaceUnusable, match="symbolic link"):
+        await open_log(tmp_path / "w")
+
+    assert mine.read_bytes() == b"keep me"
