@@ -182,7 +182,7 @@ class TableStatus:
     due: str
     """``now``, ``with new records``, or by runs that follow the log from this time of the log on."""
     problem: str = ""
-    """Why nothing else is known of it: its own log cannot be read."""
+    """Why it cannot be gone on with: its own log cannot be read, and then nothing else is known of it, or its note was taken back."""
 
 
 def table_statuses(
@@ -199,6 +199,7 @@ def table_statuses(
         has_news: Whether there are records past a seq that the pipeline did not publish itself.
     """
     from .catalogue import describe
+    from .consistency import find_behind
     from .damage import find_damaged_logs
 
     _, damaged = find_damaged_logs(lake)
@@ -208,9 +209,9 @@ def table_statuses(
     has_news = functools.cache(has_news)
     # What is filled together reaches as far, also where there was nothing for one of them.
     together = {"bronze": reached}
-    for name in sorted(lake.tables(), key=lambda each: each != SILVER_EVENTS.name):
-        if name in damaged:
-            continue
+    tables = [name for name in lake.tables() if name not in damaged]
+    refused = {name: behind.describe() for name, behind in find_behind(lake, tables).items()}
+    for name in sorted(tables, key=lambda each: each != SILVER_EVENTS.name):
         table = describe(lake, name)
         if name == SILVER_EVENTS.name:
             together["silver"] = table.seq or 0
@@ -225,5 +226,7 @@ def table_statuses(
         due = "now" if (last is not None and last.problem) or behind or pending else "with new records"
         if due == "now" and last is not None and last.every_s and last.as_of and not last.problem:
             due = (datetime.fromisoformat(last.as_of) + timedelta(seconds=last.every_s)).isoformat()
-        found.append(TableStatus(name, table.rows, table.files, table.bytes, seq, behind, job, last, due))
+        found.append(
+            TableStatus(name, table.rows, table.files, table.bytes, seq, behind, job, last, due, refused.get(name, ""))
+        )
     return sorted(found, key=lambda each: each.name)

@@ -446,6 +446,7 @@ def test_a_note_that_was_taken_back_is_found_and_mended(tmp_path: Path, table: s
     workspace.append([event(60, partitions=("p1",), topic="sync")])
     assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code != 0
 
+    assert f"DAMAGED {table}: its note is of step" in invoke("pipeline", "status", "-w", workspace.folder).stdout
     seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", workspace.folder).stdout)
     assert list(seen["notes_behind"]) == [table]
     done = repaired(workspace)
