@@ -132,7 +132,7 @@ class Erasures:
 
     def add(self, record: Record) -> bool:
         """Take a record into account; whether it erases something."""
-        if record.meta.sealed is not None:
+        if record.meta.sealed is not None or is_erased(record):
             return False
         found = read_erasure(record.meta.type, record.meta.space_id, bytes(record.payload_json))
         if isinstance(found, RefusedErasure):

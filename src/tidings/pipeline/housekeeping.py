@@ -20,6 +20,7 @@ import os
 import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Final
 from urllib.parse import unquote
 
 import pyarrow as pa  # type: ignore[import-untyped]
@@ -35,6 +36,7 @@ from .storage_errors import translate_read_errors, translate_write_errors
 from .table_files import DAY_COLUMN, DataFile, FileOutput, add_action, remove_action
 from .table_log import UPKEEP_APP, log_file, table_settings
 
+_BATCH_ROWS: Final = 20_000
 _keeping = threading.Lock()
 """Held by the thread that keeps house."""
 _postponed: dict[str, set[str]] = {}
@@ -164,7 +166,7 @@ def _groups(files: Iterable[DataFile], bytes_max: int) -> Iterator[list[DataFile
 
 
 def _put_together(lake: Lake, table: str, files: Sequence[DataFile], schema: pa.Schema, stem: str) -> dict[str, object]:
-    """Write the rows of files to one; its entry. A batch of rows at a time is in memory."""
+    """Write the rows of files to one; its entry. A row group of what is read, and one of what is written, are in memory."""
     folder, day = lake.folder(table), files[0].day
     name = f"{stem}.parquet" if day is None else f"{DAY_COLUMN}={day.isoformat()}/{stem}.parquet"
     if day is not None:
@@ -175,7 +177,10 @@ def _put_together(lake: Lake, table: str, files: Sequence[DataFile], schema: pa.
         translate_write_errors(folder),
         FileOutput(folder, name, schema, **encoding) as output,
     ):
-        for batch in lake.dataset(table, files, schema).to_batches():
+        rows = lake.dataset(table, files, schema)
+        for batch in rows.to_batches(
+            batch_size=_BATCH_ROWS, batch_readahead=1, fragment_readahead=1, use_threads=False
+        ):
             output.add(pa.Table.from_batches([batch]))
     return output.entry(None if day is None else day.isoformat())
 
