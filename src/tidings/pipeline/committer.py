@@ -33,6 +33,19 @@ _TRIES_MAX: Final = 20
 Replaces = Literal["nothing", "all"] | Sequence[date]
 
 
+def check_owner(table: str, app: str) -> None:
+    """
+    Make sure that an application may write a table.
+
+    Raises:
+        TableRefused: A job may not: the table is the pipeline's own, or has a name that nobody would find it by.
+    """
+    if not is_table_name(table):
+        raise TableRefused(table, "its name is not like gold.topic_minutes: a layer and a name, in a-z, 0-9 and _")
+    if app.startswith(JOB_APPS) and is_core_table(table):
+        raise TableRefused(table, "it is the pipeline's own, and jobs only read it")
+
+
 class Committer:
     """
     Commits to the tables of a lake, data, columns, settings and compaction alike. May be used by several threads.
@@ -200,7 +213,7 @@ class Committer:
 
     def _make(self, table: str, schema: pa.Schema, *, app: str, is_by_day: bool, is_replaced: bool) -> DeltaTable:
         """Make a table if it is not there, or anew if it is partitioned otherwise and all of it is replaced; the table."""
-        self._check_owner(table, app)
+        check_owner(table, app)
         self._lake.check_place(table)
         folder, by = self._lake.folder(table), [DAY_COLUMN] if is_by_day else []
 
@@ -231,18 +244,6 @@ class Committer:
             raise LakeConflict(str(folder), "it is partitioned otherwise, and has to be made anew")
         self._commit(table, lambda _, commit: make("overwrite", commit), app=_MAKING_APP)
         return self._lake.open(table)
-
-    def _check_owner(self, table: str, app: str) -> None:
-        """
-        Make sure that an application may write a table.
-
-        Raises:
-            TableRefused: A job may not: the table is the pipeline's own, or has a name that nobody would find it by.
-        """
-        if not is_table_name(table):
-            raise TableRefused(table, "its name is not like gold.topic_minutes: a layer and a name, in a-z, 0-9 and _")
-        if app.startswith(JOB_APPS) and is_core_table(table):
-            raise TableRefused(table, "it is the pipeline's own, and jobs only read it")
 
     def _add_columns(self, table: str, schema: pa.Schema, made: DeltaTable, read_version: int | None) -> bool:
         """Add the columns that a newer version of the pipeline has, null for rows from before; whether there were any."""

@@ -21,7 +21,7 @@ from tidings.core.events import Event
 
 from .bronze import bronze_state
 from .changes import GROWING, NEVER_MADE, Changes, Plan, below
-from .committer import Replaces
+from .committer import JOB_APPS, Replaces, check_owner
 from .errors import JavaMissing, JobFailed, LakeConflict, MasterUnreachable, SparkFailed
 from .jobs.job import Job, JobContext, OutputTable, setting, shaped
 from .lake import Lake, rows_of, stem
@@ -184,6 +184,8 @@ class GoldJobs:
 
     def _computed(self, job: Job, state: JobState, *, is_again: bool) -> JobResult:
         """Bring the job's tables up to date, if they are not."""
+        for output in job.writes:
+            check_owner(output.table, f"{JOB_APPS}{job.name}")
         context = self._context(job)
         plan = Changes(self.lake, self.until, self.as_of).plan(job, context, state, is_again=is_again)
         if plan is None:
@@ -229,7 +231,7 @@ class GoldJobs:
         self, job: Job, output: OutputTable, frame: DataFrame | None, plan: Plan, note: Note, *, is_small: bool
     ) -> int:
         """Commit what was built for a table; how many rows."""
-        app, table, schema = f"job.{job.name}", output.table, arrow_schema(output.schema)
+        app, table, schema = f"{JOB_APPS}{job.name}", output.table, arrow_schema(output.schema)
         version = (self.lake.done(table, app) or 0) + 1
         seq_column = None if job.partitioning is None else job.partitioning.seq_column
         is_by_day = seq_column is not None and DAY_COLUMN in schema.names

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 
+from tests.unit.pipeline.support import Workspace, event
 from tidings.pipeline.errors import JobRefused, JobSetBroken, UnknownJob, UnknownJobSet
 from tidings.pipeline.jobs.job import Job, OutputTable
 from tidings.pipeline.jobs.registry import all_jobs, choose, in_order, job_sets, jobs_in_sets
 from tidings.pipeline.schemas import CORE_TABLES, arrow_schema
+from tidings.pipeline.settings import PipelineSettings
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 
 def job(name: str, reads: str, writes: str) -> Job:
@@ -164,3 +170,22 @@ def test_a_set_that_nobody_registers_is_refused_with_those_there_are() -> None:
     """
     with pytest.raises(UnknownJobSet, match="operations, cognition"):
         jobs_in_sets(["cognitoin"])
+
+
+@pytest.mark.parametrize("table", ["silver.events", "bronze.events", "gold.by-name"])
+def test_a_job_that_was_never_registered_is_refused_too(tmp_path: Path, table: str) -> None:
+    """
+    A job that a program hands to a run itself fails before anything is computed or written, and what the pipeline made stays.
+    """
+    workspace = Workspace(tmp_path)
+    workspace.append(event(number) for number in range(3))
+
+    def never() -> SparkSession:
+        raise AssertionError("nothing needs Spark")
+
+    report = workspace.pipeline(PipelineSettings()).run(never, [job("a", "silver.events", table)])
+
+    (failed,) = report.failed
+    assert "TableRefused" in str(failed.error)
+    assert workspace.column("silver.events", "seq") == [1, 2, 3]
+    assert workspace.verify().is_equal

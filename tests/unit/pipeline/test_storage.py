@@ -12,11 +12,13 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import msgspec
 import pyarrow as pa  # type: ignore[import-untyped]
 import pytest
 
 from tests.integration.cli.support import invoke
 from tests.s3_server import SECRET, new_bucket, options_of
+from tests.spark_session import TEST_SETTINGS
 from tests.unit.pipeline.lake_support import archive, records_of
 from tests.unit.pipeline.support import Workspace, event
 from tidings.core.clock import SYSTEM_CLOCK
@@ -25,6 +27,7 @@ from tidings.pipeline import table_files
 from tidings.pipeline.catalogue import query
 from tidings.pipeline.errors import LakeBlocked, LakeError, LakeUnreachable
 from tidings.pipeline.housekeeping import keep_house
+from tidings.pipeline.jobs.registry import choose, jobs_in_sets
 from tidings.pipeline.lake import Lake
 from tidings.pipeline.schemas import BRONZE_EVENTS, arrow_schema
 from tidings.pipeline.scratch import owned_folder
@@ -380,3 +383,24 @@ def test_spark_reads_tables_below_a_folder_of_any_name(spark: SparkSession, tmp_
     rows = lake.read(spark, "gold.days", None, DAYS).orderBy("n").collect()
 
     assert [tuple(row) for row in rows] == [(1, "n1", FIRST), (2, "n2", SECOND), (3, "n3", SECOND)]
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_run_on_spark_below_a_folder_of_any_name(spark: SparkSession, tmp_path: Path) -> None:
+    """
+    Tasks read the log and write tables, and jobs read them, in a workspace whose name means something in addresses and in patterns.
+    """
+    workspace = Workspace(tmp_path / "a#b [x] {y,z} 100%")
+    workspace.append(event(number) for number in range(3))
+    settings = msgspec.structs.replace(TEST_SETTINGS, small_rows_max=0, undivided_rows_max=0)
+    jobs = choose(jobs_in_sets(), ["topic_minutes"])
+
+    for number in (10, 11):
+        assert workspace.pipeline(settings).run(lambda: spark, jobs).failed == ()
+        workspace.append([event(number)])
+    workspace.pipeline(settings).run(lambda: spark, jobs)
+
+    assert sum(row[0] for row in workspace.rows("gold.topic_minutes", "events")) == 5
+    assert workspace.verify().is_equal
+    assert [path.name for path in tmp_path.iterdir()] == [workspace.folder.name]
