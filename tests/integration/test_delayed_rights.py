@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from tests.access_events import grant_event, policy_event, revoke_event
+from tests.beyond import Beyond, crossed
 from tidings.access.administration import PolicyRemoved, SubjectRevoked, event_of
 from tidings.access.resources import Action, actor, partition, pattern_from_text, space, topic
 from tidings.bus.settings import DelayedSettings
@@ -275,6 +276,13 @@ def limited(**limits: Any) -> NodeSettings:
     return msgspec.structs.replace(given, bus=msgspec.structs.replace(given.bus, delayed=DelayedSettings(**limits)))
 
 
+@pytest.mark.bound(
+    "bus.settings.DelayedSettings.publisher_count_max",
+    "bus.settings.DelayedSettings.count_max",
+    "bus.settings.DelayedSettings.publisher_bytes_max",
+    "bus.settings.DelayedSettings.bytes_max",
+)
+@crossed
 @pytest.mark.parametrize(
     ("limits", "scope"),
     [
@@ -284,8 +292,8 @@ def limited(**limits: Any) -> NodeSettings:
         ({"bytes_max": 4_000}, "in all"),
     ],
 )
-async def test_delayed_events_are_bounded(tmp_path: Path, limits: dict[str, int], scope: str) -> None:
-    """The one beyond the limit, and ten times as many, are refused by name; what waits counts after a restart; a cancelled one does not."""
+async def test_delayed_events_are_bounded(tmp_path: Path, limits: dict[str, int], scope: str, beyond: Beyond) -> None:
+    """Those beyond the limit are refused by name; what waits counts after a restart; a cancelled one does not."""
     body = {**event(), "payload": {"text": "x" * 1_200}}
 
     async def post(client: httpx.AsyncClient, node: RunningNode, subject: str) -> tuple[int, str]:
@@ -295,29 +303,33 @@ async def test_delayed_events_are_bounded(tmp_path: Path, limits: dict[str, int]
 
     too_many = (503, "bus.too_many_delayed_events")
     async with api(tmp_path, limited(**limits)) as (node, client):
-        ids = [(await post(client, node, "ann"))[1] for _ in range(3)]
-        assert [await post(client, node, "ann") for _ in range(27)] == [too_many] * 27
+        answers = [await post(client, node, "ann") for _ in range(beyond(3))]
+        assert [status for status, _ in answers[:3]] == [201] * 3
+        assert set(answers[3:]) == {too_many}
         assert ((await post(client, node, "bob"))[0] == 201) is (scope != "in all")
         assert node.bus.delayed_count_of("ann") == 3
     async with api(tmp_path, limited(**limits)) as (node, client):
         assert await post(client, node, "ann") == too_many
         headers = node.headers("ann", topics=["demo"])
-        if scope == "in all":
-            answer = await client.post("/v1/events?delay_s=3600", json=body, headers=headers)
-            assert scope in answer.json()["detail"]
-        assert (await client.delete(f"/v1/delayed?event_id={ids[0]}", headers=headers)).json()["cancelled"] is True
+        refused = await client.post("/v1/events?delay_s=3600", json=body, headers=headers)
+        assert scope in refused.json()["detail"]
+        first = answers[0][1]
+        assert (await client.delete(f"/v1/delayed?event_id={first}", headers=headers)).json()["cancelled"] is True
         assert (await post(client, node, "ann"))[0] == 201
         assert await post(client, node, "ann") == too_many
 
 
-async def test_a_delay_is_bounded(tmp_path: Path) -> None:
-    """A second beyond the longest delay, and ten times the delay, are refused; the program that holds the bus may say more."""
+@pytest.mark.bound("bus.settings.DelayedSettings.delay_s_max")
+@crossed
+async def test_a_delay_is_bounded(tmp_path: Path, beyond: Beyond) -> None:
+    """A longer delay is refused; the program that holds the bus may name one."""
     async with api(tmp_path, limited(delay_s_max=1_000.0)) as (node, client):
-        for delay_s, status in ((999, 201), (1_001, 400), (10_000, 400)):
-            answer = await client.post(f"/v1/events?delay_s={delay_s}", json=event())
-            assert answer.status_code == status
-        assert "1000 s ahead" in answer.json()["detail"]
+        taken = await client.post("/v1/events?delay_s=999", json=event())
+        answer = await client.post(f"/v1/events?delay_s={beyond(1_000)}", json=event())
         await node.bus.publish("demo", {}, type="T", space="home", delay=timedelta(days=1))
+
+    assert (taken.status_code, answer.status_code) == (201, 400)
+    assert "1000 s ahead" in answer.json()["detail"]
 
 
 async def test_delayed_events_are_listed_and_cancelled_by_actor(tmp_path: Path) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tidings.server.group_settings import GroupsSettings, options_given
 from tidings.server.memory import MemoryAccount, MemoryBudget
 from tidings.server.settings import ServerSettings
@@ -35,9 +36,22 @@ BOUNDS = {
 }
 
 
+@pytest.mark.bound(
+    "server.group_settings.GroupsSettings.group_inflight_max",
+    "server.group_settings.GroupsSettings.group_inflight_bytes_max",
+    "server.group_settings.GroupsSettings.group_waiting_retries_max",
+    "server.group_settings.GroupsSettings.group_retries_max",
+    "server.group_settings.GroupsSettings.group_backoff_s_max",
+    "wire.groups.GroupOptions.max_inflight",
+    "wire.groups.GroupOptions.max_inflight_bytes",
+    "wire.groups.GroupOptions.waiting_retries_max",
+    "wire.groups.GroupOptions.backoff_max",
+    "wire.groups.GroupOptions.stall_timeout_s",
+)
+@crossed
 @pytest.mark.parametrize("option", BOUNDS)
-async def test_an_option_over_its_bound_gets_the_bound(option: str) -> None:
-    """A member that requests one more, or ten times as much, gets the bound and is told so; the bound itself is taken as it is."""
+async def test_an_option_over_its_bound_gets_the_bound(option: str, beyond: Beyond) -> None:
+    """A member that requests more gets the bound, and is told so; the bound itself is taken as it is."""
     settings = GroupsSettings(
         group_inflight_max=10,
         group_inflight_bytes_max=2_000,
@@ -48,7 +62,7 @@ async def test_an_option_over_its_bound_gets_the_bound(option: str) -> None:
     )
     bound = getattr(settings, BOUNDS[option])
     world = await World().open(settings)
-    for number, (asked, differs) in enumerate(((bound, []), (bound + 1, [option]), (bound * 10, [option]))):
+    for number, (asked, differs) in enumerate(((bound, []), (beyond(bound), [option]))):
         peer = world.peer().hello()
         options = wire.GroupOptions(**{option: asked})
         peer.say(wire.Subscribe(id=1, topic="demo", group=f"g{number}", options=options))
@@ -86,16 +100,20 @@ async def evil_member(world: World) -> Peer:
     return peer
 
 
-async def test_a_member_that_acknowledges_nothing_stops_publishers_for_a_second(world: World) -> None:
-    """With a window of one and a stall timeout of a day: all publishers together wait about a second."""
+@pytest.mark.bound("server.group_settings.GroupsSettings.group_stall_timeout_s")
+@crossed
+async def test_a_member_that_acknowledges_nothing_stops_publishers_for_a_second(world: World, beyond: Beyond) -> None:
+    """With a window of one and a stall timeout of a day: all publishers together wait about a second, however many there are."""
     await evil_member(world)
 
-    waits = await waits_of(world, 5)
+    waits = await waits_of(world, beyond(4))
 
     assert 0.5 < sum(waits) < 1.5
 
 
-async def test_a_member_that_acknowledges_slowly_stops_publishers_for_a_second(world: World) -> None:
+@pytest.mark.bound("bus.settings.SubscriptionSettings.full_timeout_s")
+@crossed
+async def test_a_member_that_acknowledges_slowly_stops_publishers_for_a_second(world: World, beyond: Beyond) -> None:
     """An event that leaves the window now and then does not make publishers wait for the next."""
     evil = await evil_member(world)
     answered = 0
@@ -109,14 +127,18 @@ async def test_a_member_that_acknowledges_slowly_stops_publishers_for_a_second(w
 
     slow = asyncio.ensure_future(slowly())
     try:
-        waits = await waits_of(world, 20)
+        waits = await waits_of(world, beyond(9))
     finally:
         slow.cancel()
 
     assert sum(waits) < 2.0
 
 
-async def test_a_stalled_group_is_not_live_again_at_once(world: World) -> None:
+@pytest.mark.bound(
+    "server.group_settings.GroupsSettings.group_stall_pause_s", "bus.settings.SubscriptionSettings.stall_pause_s"
+)
+@crossed
+async def test_a_stalled_group_is_not_live_again_at_once(world: World, beyond: Beyond) -> None:
     """Caught up, it is not waited for during the pause; after it, it is again, for a second."""
     evil = await evil_member(world)
     await waits_of(world, 3)
@@ -132,7 +154,7 @@ async def test_a_stalled_group_is_not_live_again_at_once(world: World) -> None:
         await world.until(lambda: evil.tags)
         evil.say(wire.AckFrame(tags=evil.tags))
         evil.frames.clear()
-    await world.pass_time(31)
+    await world.pass_time(beyond(30))
     assert 0.5 < sum(await waits_of(world, 3)) < 1.5
 
 
@@ -163,7 +185,9 @@ def paying_peer(world: World, **limits: int) -> tuple[Peer, MemoryAccount]:
     return Paying(world).hello(), account
 
 
-async def test_waiting_publishes_are_charged_and_pause_reading() -> None:
+@pytest.mark.bound("server.group_settings.GroupsSettings.publishes_bytes_max")
+@crossed
+async def test_waiting_publishes_are_charged_and_pause_reading(beyond: Beyond) -> None:
     """With more bytes of waiting publishes than the setting allows nothing is read, until half of them are durable; then all is given back."""
     world = await World().open(GroupsSettings(publishes_bytes_max=100_000, group_stall_timeout_s=5.0))
     await evil_member(world)
@@ -175,7 +199,8 @@ async def test_waiting_publishes_are_charged_and_pause_reading() -> None:
     small = account.held_bytes
     assert 0 < small < 100_000
     assert not peer.is_reading_paused
-    for ref in range(20, 23):
+    count = 2 + beyond(1)
+    for ref in range(20, 20 + count):
         event = msgspec.json.encode(
             {"meta": {"topic": "demo", "type": "T", "space_id": "home"}, "payload": {"t": text}}
         )
@@ -185,7 +210,7 @@ async def test_waiting_publishes_are_charged_and_pause_reading() -> None:
 
     await world.pass_time(10)
 
-    assert len(peer.heard(wire.Published)) == 23
+    assert len(peer.heard(wire.Published)) == 20 + count
     assert not peer.is_reading_paused
     assert account.held_bytes == 0
     await world.close()
