@@ -375,6 +375,12 @@ class SocketEndpoint(StewardEndpoint):
         yield "tidings_steward_subscriptions", "Subscriptions on the steward socket.", self.subscription_count
 
 
+class _KnownPeer(Peer, frozen=True, kw_only=True):
+    """A peer that showed a good token with its upgrade."""
+
+    authority: TokenAuthority
+
+
 class TokenEndpoint(StewardEndpoint):
     """
     What answers at ``/happenings``: a token, with the upgrade or in the first message, says who is there.
@@ -404,7 +410,7 @@ class TokenEndpoint(StewardEndpoint):
         self._is_open = is_open
         self._settled = settled
 
-    def authority_at_connecting(self, peer: Peer) -> Authority | None:
+    def authority_at_connecting(self, peer: Peer) -> TokenAuthority | None:
         header = peer.headers.get("authorization")
         if header is None and not self._is_open:
             return None
@@ -414,6 +420,26 @@ class TokenEndpoint(StewardEndpoint):
 
     def has_token(self, peer: Peer) -> bool:
         return self._authenticator.accepts(peer.headers.get("authorization"))
+
+    def admit(self, peer: Peer) -> Peer:
+        """
+        Admit a peer. If it shows a token with its upgrade, that is verified here, so a bad one is refused with 401.
+
+        Raises:
+            AuthFailed: The token is not accepted.
+        """
+        peer = super().admit(peer)
+        if "authorization" not in peer.headers:
+            return peer
+        authority = self.authority_at_connecting(peer)
+        assert authority is not None
+        return _KnownPeer(peer.path, peer.headers, peer.query, peer.address, authority=authority)
+
+    def open(self, transport: Transport, peer: Peer) -> StewardConnection:
+        connection = super().open(transport, peer)
+        if isinstance(peer, _KnownPeer) and not connection.is_closed:
+            connection.enter(peer.authority)
+        return connection
 
     def authority_of(self, token: str) -> Authority:
         return TokenAuthority(self._authenticator.of_token(token, path=self.name, entrance="connection"), self._settled)

@@ -11,7 +11,7 @@ import pytest
 from tests.access_events import grant_event, revoke_event
 from tests.integration.node_support import until
 from tidings.access.resources import Action, actor, topic
-from tidings.client.errors import LedgerRefused, LinkClosed, RemoteUnavailable
+from tidings.client.errors import ConnectFailed, LedgerRefused, LinkClosed, RemoteUnavailable
 from tidings.client.ledger import LedgerClient
 from tidings.client.websocket import WebSocketConnector
 from tidings.happenings.filters import HappeningFilter
@@ -51,6 +51,22 @@ async def test_nobody_gets_in_without_a_token_that_is_believed(tmp_path: Path) -
             with pytest.raises(LinkClosed) as closed:
                 await link.receive()
             assert closed.value.close_code == 4401
+
+
+async def test_a_token_in_the_upgrade_is_verified_before_the_first_message(tmp_path: Path) -> None:
+    """A bad one is refused with 401; with a good one the first message may be as long as any other."""
+    async with stewarding(tmp_path) as node:
+        url = node.url.replace("http", "ws") + "/happenings"
+        with pytest.raises(ConnectFailed) as refused:
+            await WebSocketConnector(headers={"authorization": "Bearer bad"}).connect(url)
+        headers = node.headers("root", roles=["admin"])
+        link = await WebSocketConnector(headers=headers).connect(url)
+        link.send(b'{"op":"list_plugins"' + b" " * 200_000 + b"}")
+        answer = b"".join(await link.receive())
+        await link.close()
+
+    assert refused.value.status == 401
+    assert b"plugins_inventory" in answer
 
 
 async def test_each_right_opens_its_operations_and_no_others(tmp_path: Path) -> None:
