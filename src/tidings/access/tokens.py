@@ -12,9 +12,10 @@ its bearer more than was meant.
 from __future__ import annotations
 
 import hashlib
+import logging
 import secrets
 from collections.abc import Callable
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import jwt
 import msgspec
@@ -33,12 +34,20 @@ from .errors import InvalidChange, TokenExpired, TokenInvalid
 from .resources import ResourceKind, checked_text, normal
 from .settings import Algorithm, TokenSettings
 
+logger = logging.getLogger(__name__)
+
+_ED25519: Final = "Ed25519"
+_ALGORITHMS: Final = get_args(Algorithm)
 _RSA_BITS_MIN: Final = 2048
 _KEYS_MAX: Final = 100
 _KEY_ID_CHARS_MAX: Final = 256
 _PATH: Final = "access.tokens.key_set"
 # Of this process only: what is compared with it never leaves the memory.
 _SALT: Final = secrets.token_bytes(16)
+
+
+class _UnknownKey(SettingsError):
+    """A key of a kind, or for an algorithm, that is not known here. In a set it is left out; alone it is refused."""
 
 
 class VerifyingKey(msgspec.Struct, frozen=True):
@@ -92,14 +101,21 @@ class KeyRing:
             raise TokenInvalid("its header is malformed")
         named = self._by_id.get(key_id) if key_id is not None else None
         if named is not None:
-            if named.algorithm != algorithm:
+            if named.algorithm != _plain(algorithm):
                 raise TokenInvalid("its algorithm is not the one of its key")
             return named
         # The secret has no id, so a token made with it may carry any. A public key is known by its id, if it has one.
-        fitting = [key for key in self._keys if key.algorithm == algorithm and (key_id is None or key.key_id is None)]
+        fitting = [
+            key for key in self._keys if key.algorithm == _plain(algorithm) and (key_id is None or key.key_id is None)
+        ]
         if len(fitting) != 1:
             raise TokenInvalid("no key fits it" if not fitting else "several keys fit it, and it does not say which")
         return fitting[0]
+
+
+def _plain(algorithm: str) -> str:
+    """Return our name of an algorithm. RFC 9864 names EdDSA by its curve; a key has one curve, so both names say the same."""
+    return "EdDSA" if algorithm == _ED25519 else algorithm
 
 
 def _trust_in(key: VerifyingKey, settings: TokenSettings) -> str:
@@ -120,9 +136,20 @@ def _keys_of(key_set: str) -> list[VerifyingKey]:
         raise SettingsError(_PATH, 'must be a JSON object with a list "keys"')
     if len(entries) > _KEYS_MAX:
         raise SettingsError(_PATH, f"holds {len(entries)} keys; at most {_KEYS_MAX} are allowed")
-    found = [
-        _key_of(each, f"{_PATH}.keys[{at}]") for at, each in enumerate(entries) if each.get("use") in (None, "sig")
-    ]
+    found: list[VerifyingKey] = []
+    unknown: list[SettingsError] = []
+    for index, entry in enumerate(entries):
+        if entry.get("use") not in (None, "sig"):
+            continue
+        try:
+            found.append(_key_of(entry, f"{_PATH}.keys[{index}]"))
+        except _UnknownKey as error:
+            unknown.append(error)
+    if unknown and not found:
+        raise unknown[0]
+    # RFC 7517, section 5: an issuer may add keys of kinds that not all of its readers know yet.
+    for problem in unknown:
+        logger.warning("a key is left out: %s", problem)
     ids = [key.key_id for key in found if key.key_id is not None]
     if len(set(ids)) != len(ids):
         raise SettingsError(_PATH, "holds two keys with the same kid")
@@ -138,8 +165,10 @@ def _key_of(entry: dict[str, Any], path: str) -> VerifyingKey:
     if key_id is not None and not (isinstance(key_id, str) and 0 < len(key_id) <= _KEY_ID_CHARS_MAX):
         raise SettingsError(path, "has a kid that is no short text")
     algorithm, material = _material(entry, path)
-    if entry.get("alg") not in (None, algorithm):
-        raise SettingsError(path, f"says alg {entry['alg']!r}, but keys of its kind are for {algorithm}")
+    named = entry.get("alg")
+    if named is not None and not (isinstance(named, str) and _plain(named) == algorithm):
+        kind = SettingsError if named in _ALGORITHMS else _UnknownKey
+        raise kind(path, f"says alg {named!r}, but keys of its kind are for {algorithm}")
     return VerifyingKey(algorithm, material, key_id)
 
 
@@ -162,7 +191,7 @@ def _material(entry: dict[str, Any], path: str) -> tuple[Algorithm, Any]:
     try:
         material = jwt.PyJWK(plain).key
     except (jwt.PyJWTError, ValueError, TypeError, KeyError) as error:
-        raise SettingsError(path, "is no key that can be read") from error
+        raise _UnknownKey(path, "is no key that can be read") from error
     match material:
         case Ed25519PublicKey() | Ed25519PrivateKey():
             return "EdDSA", material
@@ -172,7 +201,7 @@ def _material(entry: dict[str, Any], path: str) -> tuple[Algorithm, Any]:
             return "RS256", material
         case RSAPublicKey() | RSAPrivateKey():
             raise SettingsError(path, f"is an RSA key of {material.key_size} bits; at least {_RSA_BITS_MIN} are needed")
-    raise SettingsError(path, "is no Ed25519, P-256 or RSA key")
+    raise _UnknownKey(path, "is no Ed25519, P-256 or RSA key")
 
 
 _NAMES_MAX: Final = 10_000
@@ -319,6 +348,7 @@ def _prefixes(claim: str, names: list[str]) -> tuple[str, ...]:
 
 _LIFETIME_S: Final = 3_600
 _JWS: Final = jwt.PyJWS()
+_JWS.register_algorithm(_ED25519, jwt.algorithms.OKPAlgorithm())
 
 
 class TokenVerifier:
@@ -372,7 +402,8 @@ class TokenVerifier:
             raise TokenInvalid("it asks for an extension that is not supported")
         key = self._ring.key_for(header.get("alg"), header.get("kid"))
         try:
-            data = _JWS.decode(token, key.material, algorithms=[key.algorithm])
+            names = [key.algorithm, _ED25519] if key.algorithm == "EdDSA" else [key.algorithm]
+            data = _JWS.decode(token, key.material, algorithms=names)
         except (jwt.PyJWTError, ValueError, TypeError) as error:
             raise TokenInvalid("its signature does not match") from error
         payload = payload_from(data)

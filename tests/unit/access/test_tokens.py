@@ -539,6 +539,49 @@ def test_a_key_set_that_cannot_be_used_is_refused(clock: VirtualClock, given_set
     assert caught.value.path.startswith("access.tokens.key_set")
 
 
+@pytest.mark.parametrize(
+    "unknown",
+    [
+        {"kty": "AKP", "alg": "ML-DSA-44", "kid": "new", "pub": "AA"},
+        jwt.algorithms.ECAlgorithm.to_jwk(ec.generate_private_key(ec.SECP384R1()).public_key(), as_dict=True),
+        public_jwk("RS256", alg="PS256", kid="pss"),
+        {"kty": "EC", "crv": "P-256", "x": "AA", "y": "AA"},
+        {},
+    ],
+)
+def test_keys_that_are_not_understood_are_left_out(
+    clock: VirtualClock, unknown: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    """An issuer that adds a key of another kind stops no rotation: the others are used, and the log names the one that is not."""
+    settings = TokenSettings(key_set=key_set(public_jwk("EdDSA"), unknown))
+    token = TokenIssuer(settings, clock, signing_key=private_jwk("EdDSA")).issue("alice")
+
+    assert TokenVerifier(settings, clock).verify(token).subject == "alice"
+    assert ["keys[1]" in record.getMessage() for record in caplog.records] == [True]
+    with pytest.raises(SettingsError):
+        TokenVerifier(TokenSettings(key_set=key_set(unknown)), clock)
+    with pytest.raises(SettingsError):
+        TokenIssuer(TokenSettings(), clock, signing_key=unknown)
+
+
+@pytest.mark.parametrize("entry", [{}, {"alg": "Ed25519"}, {"alg": "EdDSA"}, {"kid": "a"}])
+@pytest.mark.parametrize("name", ["Ed25519", "EdDSA"])
+def test_both_names_of_an_ed25519_signature_are_taken(clock: VirtualClock, name: str, entry: dict[str, Any]) -> None:
+    """RFC 9864 names the algorithm by its curve; other keys are not for it."""
+    jws = jwt.PyJWS()
+    jws.register_algorithm("Ed25519", jwt.algorithms.OKPAlgorithm())
+    payload = json.dumps({"sub": "alice", "exp": now_s(clock) + 60}).encode()
+    token = jws.encode(payload, ED_KEY, algorithm=name, headers={"kid": "a"} if "kid" in entry else None)
+
+    verifier = TokenVerifier(TokenSettings(key_set=key_set(public_jwk("EdDSA", **entry))), clock)
+    assert verifier.verify(token).subject == "alice"
+    for other in ("ES256", "RS256"):
+        with pytest.raises(TokenInvalid):
+            TokenVerifier(TokenSettings(key_set=key_set(public_jwk(other, **entry | {"alg": other}))), clock).verify(
+                token
+            )
+
+
 def test_keys_for_encryption_are_passed_over(clock: VirtualClock) -> None:
     """A key of the set that says it is not for signatures verifies none."""
     settings = TokenSettings(key_set=key_set(public_jwk("EdDSA", use="enc")))
