@@ -9,11 +9,13 @@ import logging
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import httpx
 import psutil  # type: ignore[import-untyped]  # has no stubs
 import pytest
+from prometheus_client import generate_latest
 
 from tests.integration.node_support import TalkEndpoint, on_both_loops, until
 from tests.integration.test_connection_limits import CLOSE, frame
@@ -275,3 +277,33 @@ def test_a_node_needs_no_uvicorn() -> None:
     """Users' own applications may use any version of it."""
     program = "import sys; sys.modules['uvicorn'] = None; import tidings.server.node"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+
+
+async def test_a_scrape_leaves_the_loop_to_others(tmp_path: Path) -> None:
+    """With 1,000 groups the loop's own part of a scrape is short; the text is made in a thread, once for scrapes at the same time."""
+    async with running_node(tmp_path) as node, httpx.AsyncClient(base_url=node.url) as client:
+        assert node._parts is not None
+        metrics = node._parts.metrics
+        for number in range(1_000):
+            series = metrics.handling._group("orders", f"group-{number}")
+            series.seconds.counts[3] += 1
+        await client.get("/metrics")
+        before_s = time.thread_time()
+        texts = await asyncio.gather(metrics.text(), metrics.text(), metrics.text())
+        on_loop_s = time.thread_time() - before_s
+        before_s = time.thread_time()
+        generate_latest(node.registry)
+        in_one_piece_s = time.thread_time() - before_s
+
+    assert texts[0] is texts[1] is texts[2]
+    assert texts[0].count(b"events_handle_seconds_bucket") > 20_000
+    assert on_loop_s < in_one_piece_s / 3
+
+
+async def test_metrics_name_what_is_served(tmp_path: Path) -> None:
+    """A node does not count publishes by the bus's hook, so it has no families of it; and no family is untyped."""
+    async with running_node(tmp_path) as node, httpx.AsyncClient(base_url=node.url) as client:
+        text = (await client.get("/metrics")).text
+
+    assert "events_publish_" not in text
+    assert " untyped" not in text

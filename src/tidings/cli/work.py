@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import dataclasses
+import gc
 import importlib
 import importlib.util
 import os
@@ -208,6 +209,9 @@ async def _work(session: Session, bus: EventBus, node: NodeTarget | None, *, is_
     session.out.flush()
     if is_member:
         asyncio.get_running_loop().add_reader(sys.stdin.fileno(), _stop_at_end)
+    # The user's modules stay: collections need not look at them again.
+    gc.collect()
+    gc.freeze()
     if node is None:
         await bus.run()
         return

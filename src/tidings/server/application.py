@@ -99,7 +99,7 @@ def application(
                 may_read_node(request.headers.get("authorization"))
             except AccessError as error:
                 return problem_response(error, request.state.request_id)
-        return Response(metrics.text(), headers={"content-type": CONTENT_TYPE, **_NEVER_STORED})
+        return Response(await metrics.text(), headers={"content-type": CONTENT_TYPE, **_NEVER_STORED})
 
     routes: list[BaseRoute] = [
         *(_file_route(path, *file) for path, file in _FILES.items()),

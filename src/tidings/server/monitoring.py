@@ -8,6 +8,7 @@ bound is counted under ``_other``.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import logging
 import sys
@@ -46,6 +47,8 @@ if TYPE_CHECKING:
     from .services import Services
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+_SAMPLES_AT_ONCE: Final = 100
+"""After a family with more samples than this, other work on the loop has a turn."""
 _BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
@@ -58,6 +61,11 @@ class HandlingMetrics(MetricsMiddleware):
 
     # The chain calls only what a middleware has overridden.
     after_publish = Middleware.after_publish  # type: ignore[assignment]  # narrower there: it waits for nothing
+
+    def families(self, topics: Iterable[Any], groups: Iterable[Any]) -> Iterator[Metric]:
+        for family in super().families(topics, groups):
+            if not family.name.startswith("events_publish_"):
+                yield family
 
 
 class NodeMetrics:
@@ -81,6 +89,9 @@ class NodeMetrics:
         )
         self._series: dict[tuple[str, str, int], tuple[Counter, Histogram]] = {}
         """Both of a kind of request: finding them by their labels takes longer than counting."""
+        self.node: NodeCollector | None = None
+        """The collector that must be read on the loop."""
+        self._rendering: asyncio.Task[bytes] | None = None
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
 
@@ -93,9 +104,28 @@ class NodeMetrics:
         series[0].inc()
         series[1].observe(seconds)
 
-    def text(self) -> bytes:
-        """Everything in Prometheus' text format."""
-        return generate_latest(self.registry)
+    async def text(self) -> bytes:
+        """
+        Return everything in Prometheus' text format. Scrapes at the same time share one text.
+
+        The node's own values are read on the loop, with other work between the families. All others are read in a thread, where the text is made.
+        """
+        if self._rendering is None:
+            self._rendering = asyncio.get_running_loop().create_task(self._render(), name="tidings-metrics")
+            self._rendering.add_done_callback(self._rendered)
+        return await asyncio.shield(self._rendering)
+
+    async def _render(self) -> bytes:
+        if self.node is not None:
+            await self.node.prepare()
+        try:
+            return await asyncio.to_thread(generate_latest, self.registry)
+        finally:
+            if self.node is not None:
+                self.node.forget()
+
+    def _rendered(self, task: asyncio.Task[bytes]) -> None:
+        self._rendering = None
 
 
 class NodeCollector(Collector):
@@ -122,8 +152,26 @@ class NodeCollector(Collector):
         self._ledger_service = services.ledger_service
         self._services = services
         self._more_endpoints = more_endpoints
+        self._prepared: list[Metric] | None = None
+
+    async def prepare(self) -> None:
+        """Read the values, for ``collect`` in a thread."""
+        families: list[Metric] = []
+        for family in self._read():
+            families.append(family)
+            if len(family.samples) > _SAMPLES_AT_ONCE:
+                await asyncio.sleep(0)
+        self._prepared = families
+
+    def forget(self) -> None:
+        """Forget the values of ``prepare``."""
+        self._prepared = None
 
     def collect(self) -> Iterable[Metric]:
+        """Return the values of ``prepare``, or those of now: then it must be called on the loop."""
+        return self._read() if self._prepared is None else self._prepared
+
+    def _read(self) -> Iterator[Metric]:
         yield from self._about_node()
         yield from self._about_log()
         yield from self._about_groups()

@@ -283,16 +283,15 @@ class Node:
         dispatcher.add("sockets", connections)
         undo.push_async_callback(connections.stop, 0.0)
         steward_socket = steward_socket_of(services)
-        metrics.registry.register(
-            NodeCollector(
-                services,
-                connections,
-                http,
-                readiness=self.health,
-                series_max=server.metrics_series_max,
-                more_endpoints=() if steward_socket is None else (steward_socket.endpoint,),
-            )
+        metrics.node = NodeCollector(
+            services,
+            connections,
+            http,
+            readiness=self.health,
+            series_max=server.metrics_series_max,
+            more_endpoints=() if steward_socket is None else (steward_socket.endpoint,),
         )
+        metrics.registry.register(metrics.node)
         dispatcher.start()
         connections.start()
         await ledger_service.start()
@@ -421,7 +420,7 @@ class Node:
 
     @property
     def registry(self) -> CollectorRegistry:
-        """The metrics that ``/metrics`` shows; a program may register its own."""
+        """The metrics that ``/metrics`` shows; a program may register its own collectors, which are called in a thread."""
         assert self._parts is not None
         return self._parts.metrics.registry
 

@@ -153,3 +153,22 @@ async def test_what_a_node_does_not_offer_is_refused_before_it_is_asked(tmp_path
     async with running_node(tmp_path / "w") as node:
         with pytest.raises(RemoteStopped):
             await other.run(Client(node.url, "x.y.z"))
+
+
+@pytest.mark.slow
+async def test_a_worker_does_not_collect_what_it_was_started_with(folder: Path) -> None:
+    """Modules and subscriptions are frozen before the first event: a collection during work passes over them."""
+    (folder / "frozen_app.py").write_text(
+        'import gc\nfrom tidings import Bus\nbus = Bus("workspace")\n\n'
+        '@bus.subscriber("orders", group="billing")\n'
+        "async def bill(order: dict[str, int]) -> None:\n"
+        '    print("frozen", gc.get_freeze_count() > 10_000)\n'
+    )
+    async with running_node(folder / "workspace") as node:
+        env = {**environment(), "TIDINGS_TOKEN": node.token("worker", roles=["admin"])}
+        with started("work", "frozen_app.py", env=env, cwd=folder) as process:
+            await asyncio.to_thread(process.line)
+            await node.bus.publish("orders", {"number": 1}, type="PLACED", space="shared:shop")
+            assert await asyncio.to_thread(process.line) == "frozen True"
+            process.process.send_signal(signal.SIGTERM)
+            assert await asyncio.to_thread(process.exit_code) == 0

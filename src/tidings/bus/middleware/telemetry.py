@@ -221,13 +221,14 @@ class MetricsMiddleware(Middleware, Collector):
 
     def describe(self) -> Iterable[Metric]:
         """The families without their series: what a registry compares names by."""
-        return self._families((), ())
+        return self.families((), ())
 
     def collect(self) -> Iterable[Metric]:
         """The families as they are now; any thread may ask."""
-        return self._families(list(self._topics.values()), list(self._groups.values()))
+        return self.families(list(self._topics.values()), list(self._groups.values()))
 
-    def _families(self, topics: Iterable[_TopicSeries], groups: Iterable[_GroupSeries]) -> Iterator[Metric]:
+    def families(self, topics: Iterable[_TopicSeries], groups: Iterable[_GroupSeries]) -> Iterator[Metric]:
+        """Return the families with these series."""
         topic, both = ["topic"], ["topic", "group"]
         # Not a counter: the client library would append ``_total`` to its name.
         published = UnknownMetricFamily(
