@@ -516,3 +516,20 @@ async def test_another_writer_keeps_changes_out(tmp_path: Path) -> None:
 
     assert (busy.returncode, json.loads(busy.stderr)["error"]["code"]) == (4, "workspace.busy")
     assert (unreachable.returncode, json.loads(unreachable.stderr)["error"]["code"]) == (1, "access.node_unreachable")
+
+
+async def test_revoking_a_subject_reports_its_delayed_events(tmp_path: Path) -> None:
+    """``revoke --all`` through a node names how many events of the subject wait, as text and as JSON."""
+    async with running_node(tmp_path / "w") as node, httpx.AsyncClient(base_url=node.url) as client:
+        admin = ("--token", node.token("root", roles=["admin"]), "-w", tmp_path / "w")
+        event = {"meta": {"topic": "news", "type": "NOTED", "space_id": "s"}, "payload": {}}
+        for subject in ("alice", "alice", "bob"):
+            headers = node.headers(subject, topics=["news"])
+            assert (await client.post("/v1/events?delay_s=3600", json=event, headers=headers)).status_code == 201
+        revoked = await ran("revoke", "alice", "--all", *admin, "--json")
+        told = await ran("revoke", "bob", "--all", *admin)
+        other = await ran("revoke", "carol", "--all", *admin)
+
+    assert json.loads(revoked.stdout)["delayed_waiting"] == 2
+    assert b"delayed events that wait, and will be refused when due: 1" in told.stdout
+    assert b"delayed" not in other.stdout

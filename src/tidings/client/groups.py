@@ -264,12 +264,12 @@ class RemoteBus:
 
     async def cancel_delayed(self, event_id: str) -> bool:
         """
-        Have an event that waits for its time not published; whether it was still waiting. Once this returns it is not published any more. Waits for
+        Have an event that waits for its time not published; whether it was still waiting, and may be published by us. Once this returns it is not published any more. Waits for
         the node as long as it takes, and asks again if the connection breaks: then an event that was cancelled at the first try was no
         longer waiting at the second.
 
         Raises:
-            RemoteRefused: Whoever we are may not publish it.
+            RemoteRefused: The node refused.
             RemoteStopped, RemoteClosed: There is no connection, and will be none.
         """
         await self._ensure_started()

@@ -178,10 +178,10 @@ class HttpClient:
 
     async def cancel_delayed(self, event_id: str) -> bool:
         """
-        Have an event that waits for its time not published; whether it was still waiting.
+        Have an event that waits for its time not published; whether it was still waiting, and may be published by us.
 
         Raises:
-            RemoteRefused: Whoever we are may not publish it.
+            RemoteRefused: The node refused.
             RemoteUnavailable: The node was not reached.
         """
         answer = await self._ask("DELETE", "/v1/delayed", params={"event_id": event_id})

@@ -12,6 +12,8 @@ import pytest
 from tests.scenarios.bus.support import BUS, GROUP, TOPIC, Recorder, World
 from tidings.bus import EventBus, EventBusState, ReceivedEvent, SubscriptionRegistry
 from tidings.bus.errors import CursorDamaged
+from tidings.bus.settings import BusSettings
+from tidings.bus.store import GroupPosition
 from tidings.log.embedded.disk import read_file, replace_file
 from tidings.types import Ack, Event, EventMeta, EventType
 
@@ -237,3 +239,23 @@ async def test_a_start_that_cannot_take_up_a_group_does_not_pretend(world: World
 
     assert world.bus is not None
     assert world.bus.state is EventBusState.STOPPED
+
+
+async def test_positions_are_synced_less_often_than_stored(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While events are acknowledged all the time, a position is stored each 50 ms and synced once a second."""
+    bus = await world.open(settings=BusSettings(cursor_interval_ms=50, cursor_sync_interval_ms=1000))
+    synced: list[bool] = []
+    save = bus.store.save
+
+    async def counting(topic: str, group: str, position: GroupPosition, *, sync: bool = True) -> None:
+        synced.append(sync)
+        await save(topic, group, position, sync=sync)
+
+    await world.run(bus.subscribe(TOPIC, GROUP, Recorder()))
+    monkeypatch.setattr(bus.store, "save", counting)
+    for n in range(100):
+        await world.publish(1, first=n)
+        await world.clock.advance(0.05)
+
+    assert 3 <= synced.count(True) <= 6
+    assert synced.count(False) >= 40

@@ -296,7 +296,10 @@ def _bounded(items: Sequence[_T], count_max: int) -> Sequence[_T]:
 
 def _traced(call: Call, event: Event) -> Event:
     """Give an event without a trace of its own that of the request: the headers ``traceparent`` and ``tracestate``."""
-    meta, parent = event.meta, call.headers.get("traceparent", "").strip()
+    given = call.headers.get("traceparent")
+    if given is None:
+        return event
+    meta, parent = event.meta, given.strip()
     trace_id = trace_id_of(parent)
     extra = {} if meta.extra is None else meta.extra
     if trace_id is None or meta.trace_id is not None or "traceparent" in extra:
