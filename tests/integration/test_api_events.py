@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 from pathlib import Path
+from typing import Any
 
+import httpx
 import msgspec
 import pytest
 
+from tidings.server.api import reading
 from tidings.server.settings import ApiSettings
 from tidings.testing.node import node_settings
 
-from .api_support import api, event
+from .api_support import api, event, until
 
 
 async def test_one_event_is_stored_and_read_back(tmp_path: Path) -> None:
@@ -294,3 +297,62 @@ async def test_no_body_breaks_the_node(tmp_path: Path, media: str) -> None:
     assert [answer.text for answer in answers if answer.status_code >= 500] == []
     assert all(answer.json()["detail"] for answer in answers if answer.status_code >= 400)
     assert after.status_code == 201
+
+
+@pytest.mark.parametrize("backwards", ["false", "true"])
+@pytest.mark.parametrize("limit", [1, 3])
+async def test_a_small_page_over_hidden_records_costs_few_reads_and_misses_nothing(
+    limit: int, backwards: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """1,000 records that may not be read lie between those that may: pages of one or three look at many of them together."""
+    async with api(tmp_path) as (node, client):
+        shown = {0, 1, 5, 400, 401, 402, 403, 999}
+        batch = [event(n, topic="demo" if n in shown else "secret") for n in range(1_000)]
+        await client.post("/v1/events", json=batch)
+        reads, read = 0, node.log.read
+
+        async def counted(*given: Any, **options: Any) -> Any:
+            nonlocal reads
+            reads += 1
+            return await read(*given, **options)
+
+        monkeypatch.setattr(node.log, "read", counted)
+        async with httpx.AsyncClient(base_url=node.url, headers=node.headers("low", topics=["demo"])) as low:
+            url, seen, at_end = f"/v1/events?limit={limit}&backwards={backwards}", list[int](), False
+            while not at_end:
+                page = (await low.get(url)).json()
+                assert len(page["events"]) <= limit
+                seen += [each["payload"]["n"] for each in page["events"]]
+                url, at_end = page["next"], page["at_end"]
+
+    assert seen == sorted(shown, reverse=backwards == "true")
+    assert reads < 50
+
+
+async def test_reads_that_wait_for_any_topic_are_woken_a_bounded_number_of_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While others publish what a waiting reader may not see, it looks at the log ten times a second and not at every commit."""
+    looks, gather = 0, reading._gather
+
+    async def counted(*given: Any) -> Any:
+        nonlocal looks
+        looks += 1
+        return await gather(*given)
+
+    monkeypatch.setattr(reading, "_gather", counted)
+    async with (
+        api(tmp_path) as (node, client),
+        httpx.AsyncClient(base_url=node.url, headers=node.headers("low", topics=["demo"])) as low,
+    ):
+        waiting = asyncio.ensure_future(low.get("/v1/events?wait=20"))
+        await until(lambda: looks)
+        started_s = asyncio.get_running_loop().time()
+        for number in range(100):
+            await client.post("/v1/events", json=event(number, topic="secret"))
+        took_s = asyncio.get_running_loop().time() - started_s
+        await client.post("/v1/events", json=event(7))
+        page = (await waiting).json()
+
+    assert [each["payload"]["n"] for each in page["events"]] == [7]
+    assert looks <= 5 + took_s * 10

@@ -9,6 +9,7 @@ lost the right, however fast it asks. ``wait`` keeps an empty read open until so
 from __future__ import annotations
 
 import asyncio
+import math
 from typing import Annotated, Any, Final
 from urllib.parse import urlencode
 
@@ -27,6 +28,11 @@ from ..errors import BadRequest, UnknownEvent
 from ..event_rights import may_get
 from .cloudevents import CLOUDEVENT, CLOUDEVENTS_BATCH, CloudEvent, to_cloudevent
 from .operations import JSON, NDJSON, ApiOperation, Call, JsonAnswer
+
+_WIDTH_MIN: Final = 256
+"""Records that are looked at together once a page had none to show."""
+_WAKE_INTERVAL_S: Final = 0.1
+"""Reads of all topics that wait are woken at most this often: each commit wakes all of them."""
 
 Place = Annotated[int, msgspec.Meta(ge=0, le=10**18 - 1)]
 
@@ -156,16 +162,26 @@ async def _gather(call: Call, asked: ReadQuery, query: Query, limit: int) -> tup
     does, and has as many records at most.
     """
     services, settings = call.api.services, call.api.settings
-    scanned = 0
+    scanned, width = 0, limit
     while True:
-        page: Page = await services.log.read(query, limit=limit, bytes_max=settings.page_bytes_max)
+        page: Page = await services.log.read(query, limit=width, bytes_max=settings.page_bytes_max)
         if page.records:
             await services.dispatcher.reached(max(page.records[0].seq, page.records[-1].seq))
-        found = [record for record in page.records if _fits(call, asked, record)]
+        fits = [_fits(call, asked, record) for record in page.records]
+        if sum(fits) > limit:
+            # Read again from the first that fits on: each of the two pages ends where one of the log's does.
+            if first := fits.index(True):
+                query = (await services.log.read(query, limit=first, bytes_max=settings.page_bytes_max)).next
+            page = await services.log.read(query, limit=limit, bytes_max=settings.page_bytes_max)
+            fits = [_fits(call, asked, record) for record in page.records]
+        found = [record for record, does_fit in zip(page.records, fits, strict=True) if does_fit]
         scanned += max(1, len(page.records))
         query = page.next
         if found or page.at_end or scanned >= settings.scan_count_max:
             return found, query, page.at_end
+        # Nothing fits: look at more at once, since a page costs about the same however short it is.
+        width = max(limit, _WIDTH_MIN)
+        await asyncio.sleep(0)
 
 
 def _after_nothing(asked: Query, following: Query, seen: int) -> Query:
@@ -191,6 +207,7 @@ async def _wait(call: Call, asked: ReadQuery, query: Query, limit: int) -> tuple
     services = call.api.services
     clock, log = services.clock, services.log
     deadline = clock.monotonic() + min(asked.wait, call.api.settings.wait_s_max)
+    woken_s = -math.inf
     timer = asyncio.ensure_future(clock.sleep(max(0.0, deadline - clock.monotonic())))
     try:
         while True:
@@ -207,6 +224,10 @@ async def _wait(call: Call, asked: ReadQuery, query: Query, limit: int) -> tuple
             commits = [asyncio.ensure_future(log.wait(seen, name)) for name in names]
             try:
                 await asyncio.wait({*commits, timer}, return_when=asyncio.FIRST_COMPLETED)
+                rest_s = woken_s + _WAKE_INTERVAL_S - clock.monotonic()
+                if query.topic is None and rest_s > 0.0 and not timer.done():
+                    await clock.sleep(min(rest_s, max(0.0, deadline - clock.monotonic())))
+                woken_s = clock.monotonic()
             finally:
                 for commit in commits:
                     commit.cancel()
