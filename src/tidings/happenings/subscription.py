@@ -170,6 +170,9 @@ class HappeningSubscription(HappeningStream[Envelope]):
                 self.close()
                 raise
             page = []  # what is left of the gap counts as missed
+        except LogClosed:  # the ledger was closed while this was behind: a cursor goes on from here
+            self.close()
+            raise HappeningsClosed from None
         if len(page) < _PAGE_COUNT_MAX or page[-1].seq >= self._history_until:
             self._passed_seq = self._history_until
             page = [each for each in page if each.seq <= self._history_until]

@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
 
-from tests.unit.ledger.ledger_support import TakeName, a_ledger, killed
+from tests.unit.ledger.ledger_support import Names, TakeName, a_ledger, killed
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
 from tidings.core.clock import Clock, datetime_of
 from tidings.happenings.bus import Envelope
 from tidings.happenings.errors import CursorTooOld
 from tidings.happenings.happening import UnknownHappening
 from tidings.happenings.variants import CustodyReleased
-from tidings.ledger import Ledger
+from tidings.ledger import Ledger, LedgerSettings, open_ledger
 from tidings.ledger.retention import LedgerHolders
 from tidings.ledger.snapshots import MemorySnapshots
 from tidings.log.interface import Log, Query
@@ -155,6 +156,31 @@ async def test_history_is_kept_by_age() -> None:
         with pytest.raises(CursorTooOld):
             ledger.happenings.subscribe(since=9)
         ledger.happenings.subscribe(since=10)
+
+
+@pytest.mark.parametrize("read_count", [0, 1, 1500])
+async def test_iterating_ends_when_the_ledger_closes_in_the_middle_of_history(read_count: int) -> None:
+    """A reader that is still in history ends as one that is not: what it got has no gap, and its cursor goes on in the next ledger."""
+    log = await log_with(3_000)
+    received: list[int] = []
+    async with await open_ledger(log, parts=[Names], settings=LedgerSettings(history_age_s_max=None)) as ledger:
+        subscription = ledger.happenings.subscribe(since=0)
+        while len(received) < read_count:
+            received.append((await subscription.recv()).seq)
+    await log.close()
+    async for envelope in subscription:
+        received.append(envelope.seq)  # noqa: PERF401 - it ends after any of them
+
+    assert received == list(range(1, len(received) + 1))
+    assert len(received) < 3_000
+
+
+async def log_with(count: int) -> MemoryLog:
+    """A log with so many happenings, whose ledger was closed."""
+    log = MemoryLog()
+    async with await open_ledger(log, parts=[Names], settings=LedgerSettings(history_age_s_max=None)) as ledger:
+        await asyncio.gather(*(ledger.happenings.emit_durable(note(n)) for n in range(count)))
+    return log
 
 
 @pytest.mark.parametrize("jump_s", [56 * 365 * 86_400.0, -86_400.0, 3_600.0])
