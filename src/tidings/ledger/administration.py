@@ -21,11 +21,12 @@ from tidings.happenings.variants import (
 )
 
 from .admin_ledger import AdminEntry, AdminLedger
-from .claims import RelationName, relation_forgotten, retract
+from .catalogue import CurrentCatalogue
+from .claims import RelationName, relation_forgotten, retract, violations
 from .commands import Command, CommandOutcome, check_name, check_reason
 from .errors import InvalidCommand, TargetPluginUnknown
 from .relations import Relations, Triple
-from .state import LedgerState
+from .state import FIRST_RULES, LedgerState
 from .subjects import RESERVED_SCHEMES, Addressing, Subjects
 
 
@@ -228,4 +229,8 @@ class UnsuppressRelation(RelationName, Command, frozen=True, kw_only=True, omit_
             AdminEntry(kind="relation_unsuppress", admin_plugin=self.admin, at_ms=at_ms, target_relation=triple)
         )
         shown = RelationUnsuppressed(at_ms=at_ms, admin_plugin=self.admin, **triple._asdict())
-        return CommandOutcome([shown], "unsuppressed")
+        happenings: list[Happening] = [shown]
+        declared = state.part(CurrentCatalogue).predicate(triple.predicate)
+        if declared is not None and state.rules > FIRST_RULES:
+            happenings += violations(relations, declared, self.admin, triple, at_ms)
+        return CommandOutcome(happenings, "unsuppressed")

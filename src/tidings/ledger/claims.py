@@ -333,6 +333,30 @@ class UpdateSubjectState(Command, frozen=True, kw_only=True, omit_defaults=True)
         return CommandOutcome([_state_changed(at_ms, self.plugin, record, self.state)], record.canonical_id)
 
 
+def violations(
+    relations: Relations, declared: PredicateDeclaration, plugin: str, triple: Triple, at_ms: int
+) -> list[Happening]:
+    """Return the happenings for a relation that a plugin or administrator made visible, if its ends have too many of it now."""
+    sides: tuple[tuple[Side, Cardinality, int], ...] = (
+        ("source", declared.source_cardinality, relations.forward_count(triple.source_id, triple.predicate)),
+        ("target", declared.target_cardinality, relations.inverse_count(triple.target_id, triple.predicate)),
+    )
+    return [
+        RelationCardinalityViolation(
+            at_ms=at_ms,
+            plugin=plugin,
+            predicate=triple.predicate,
+            source_id=triple.source_id,
+            target_id=triple.target_id,
+            side=side,
+            declared=cardinality,
+            observed_count=count,
+        )
+        for side, cardinality, count in sides
+        if cardinality.is_exceeded_by(count)
+    ]
+
+
 class RelationName(msgspec.Struct, frozen=True, kw_only=True):
     """How a command names a relation: by names of its subjects."""
 
@@ -400,30 +424,8 @@ class ClaimRelation(RelationName, Command, frozen=True, kw_only=True, omit_defau
                 )
             )
         if done == "created":
-            happenings += self._violations(relations, declared, triple, at_ms)
+            happenings += violations(relations, declared, self.plugin, triple, at_ms)
         return CommandOutcome(happenings, done, done != "no_change")
-
-    def _violations(
-        self, relations: Relations, declared: PredicateDeclaration, triple: Triple, at_ms: int
-    ) -> list[Happening]:
-        sides: tuple[tuple[Side, Cardinality, int], ...] = (
-            ("source", declared.source_cardinality, relations.forward_count(triple.source_id, triple.predicate)),
-            ("target", declared.target_cardinality, relations.inverse_count(triple.target_id, triple.predicate)),
-        )
-        return [
-            RelationCardinalityViolation(
-                at_ms=at_ms,
-                plugin=self.plugin,
-                predicate=triple.predicate,
-                source_id=triple.source_id,
-                target_id=triple.target_id,
-                side=side,
-                declared=cardinality,
-                observed_count=count,
-            )
-            for side, cardinality, count in sides
-            if cardinality.is_exceeded_by(count)
-        ]
 
 
 class RetractRelation(RelationName, Command, frozen=True, kw_only=True, omit_defaults=True):

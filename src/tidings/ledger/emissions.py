@@ -44,7 +44,7 @@ EMISSIONS: Final[Mapping[str, Emission]] = {
     "force_retract_addressing": _always("subject_addressing_forced_retract", *_CASCADE),
     "force_retract_relation": _always("relation_claim_forced_retract", "relation_forgotten"),
     "suppress_relation": _always("relation_suppressed", "relation_suppression_reason_updated"),
-    "unsuppress_relation": _always("relation_unsuppressed"),
+    "unsuppress_relation": _always("relation_unsuppressed", "relation_cardinality_violation"),
     "merge_subjects": _always(
         "subject_merged",
         "relation_rewritten",
@@ -93,7 +93,7 @@ EMISSIONS: Final[Mapping[str, Emission]] = {
     "cancel_appointment": _always("appointment_cancelled"),
     "tell_appointment_approach": _always("appointment_approaching"),
     "begin_appointment_firing": Emission(silent="The firing is reported with its outcome, as appointment_fired."),
-    "finish_appointment_firing": _always("appointment_fired"),
+    "finish_appointment_firing": _always("appointment_fired", "appointment_missed"),
     "miss_appointment": Emission(
         order=("appointment_missed",),
         silent="An occurrence that was reported as missed for its clock is not reported again when it is passed over.",

@@ -10,8 +10,19 @@ from typing import Any, Final
 import msgspec
 import pytest
 
-import tidings.schedule.appointments  # noqa: F401 - declares commands
-from tests.crash.recorded.recording import ADMIN, CATALOGUE, COMMANDS, LAST, PARTS, announce, claim, name
+from tests.crash.recorded.recording import (
+    ADMIN,
+    CATALOGUE,
+    COMMANDS,
+    LAST,
+    LIMITS,
+    PARTS,
+    announce,
+    appointment,
+    claim,
+    name,
+    occurrence,
+)
 from tidings.happenings.happening import variants
 from tidings.happenings.variants import PluginEvent
 from tidings.ledger import Command, Ledger, open_ledger
@@ -30,6 +41,7 @@ from tidings.ledger.records import LEDGER_TOPIC
 from tidings.log.interface import Log, Query
 from tidings.log.memory import MemoryLog
 from tidings.log.reading import pages
+from tidings.schedule.appointments import BeginAppointmentFiring, CreateAppointments, FinishAppointmentFiring
 from tidings.schedule.watches import NoteWatches
 from tidings.testing import VirtualClock
 
@@ -56,6 +68,16 @@ FURTHER: Final = (
     RecordCustody(plugin="org.c", handle_id="h9", shelf="r.s", custody_type="play"),
     FailCustody(plugin="org.c", handle_id="h9", mode="aborted", reason="broken"),
     SetCatalogue(catalogue=CATALOGUE, source=CatalogueSource.LAST_KNOWN_GOOD, problem="unreadable"),
+    CreateAppointments(creator="ops", appointments=(appointment("d"),), finished_max=9, **LIMITS),
+    BeginAppointmentFiring(**occurrence("d", 4)),
+    FinishAppointmentFiring(
+        **occurrence("d", 4),
+        fired_at_ms=60_000,
+        dispatch_outcome="ok",
+        next_fire_ms=180_000,
+        overlapped_ms=(120_000,),
+        finished_max=9,
+    ),
     ScanGrammar(last_seq=100, oldest_seq=1),
     ScanGrammar(last_seq=101, oldest_seq=1),
     NoteWatches(seq=6),

@@ -32,11 +32,11 @@ async def claim(graph: Graph, *edge: str, by: str = "p1") -> list[dict[str, Any]
     return await graph.tells(lambda: graph.plugin(by).claim_relation(*edge))
 
 
-def violation(edge: tuple[str, str, str], side: str, declared: str, count: int) -> dict[str, Any]:
+def violation(edge: tuple[str, str, str], side: str, declared: str, count: int, *, by: str = "p1") -> dict[str, Any]:
     source, predicate, target = edge
     return {
         "type": "relation_cardinality_violation",
-        "plugin": "p1",
+        "plugin": by,
         "predicate": predicate,
         "source_id": source,
         "target_id": target,
@@ -71,13 +71,14 @@ async def test_too_many_ends_are_stored_and_told_for_each_side(music: Graph) -> 
 
 
 async def test_hidden_relations_do_not_count(music: Graph) -> None:
-    """A suppressed relation makes no violation with a new one, and showing it again tells none."""
+    """A suppressed relation makes no violation with a new one; showing it again leaves two visible, and emits one."""
     await music.relate(*EDGE)
     await music.suppress(*EDGE)
 
     assert await claim(music, "T", "album_of", "B2") == [claimed("asserted", "T", "album_of", "B2")]
     shown = await music.tells(lambda: music.admin.unsuppress_relation(*EDGE))
-    assert [each["type"] for each in shown] == ["relation_unsuppressed"]
+    assert shown[0]["type"] == "relation_unsuppressed"
+    assert shown[1:] == [violation(EDGE, "source", "at_most_one", 2, by="adm")]
 
 
 @pytest.mark.req("H25")
