@@ -122,6 +122,11 @@ class Plugins:
         """Whether there is a plugin of this name."""
         return name in self._plugins
 
+    def has_handler(self, name: str) -> bool:
+        """Return whether a plugin of this name is loaded and is called: it has a handler here, or a connection serves it."""
+        plugin = self._plugins.get(name)
+        return plugin is not None and plugin.has_handler
+
     def occupant(self, shelf: str) -> Plugin | None:
         """The plugin on a shelf."""
         return self._shelves.get(shelf)

@@ -144,6 +144,11 @@ class Plugin:
         self._is_unloaded = False
 
     @property
+    def has_handler(self) -> bool:
+        """Whether it is called; a plugin without a handler drives itself."""
+        return self._handler is not None
+
+    @property
     def interaction_kind(self) -> InteractionKind:
         """How others deal with it. One without a handler looks after its own work."""
         is_warden = self._handler is None or isinstance(self._handler, Warden)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
+from weakref import WeakValueDictionary
 
 from tidings.happenings.variants import HealthStatus
 from tidings.ledger.conflicts import ClaimConfidence, Distinct, Equivalent, SubjectClaim
-from tidings.ledger.errors import LedgerError
+from tidings.ledger.errors import ErrorClass, LedgerError
 from tidings.ledger.handlers import Manifest
 from tidings.ledger.ledger import Ledger
 from tidings.ledger.plugins import Plugin
@@ -21,6 +22,9 @@ if TYPE_CHECKING:
     from .authority import Caller
 
 
+_ADMIN: Final = "ledger_admin"
+
+
 class ServesAlready(LedgerError):
     """A connection serves a plugin, and was asked for another, or for a subscription."""
 
@@ -28,6 +32,17 @@ class ServesAlready(LedgerError):
     subclass = "serves_already"
     text = "this connection serves {plugin!r} already"
     hint = "open another connection for that"
+    plugin: str
+
+
+class ServedElsewhere(LedgerError):
+    """A plugin is served by another connection or by the node, and only an administrator may unload it from here."""
+
+    code = "steward.served_elsewhere"
+    error_class = ErrorClass.PERMISSION_DENIED
+    subclass = "served_elsewhere"
+    text = "{plugin!r} is served elsewhere"
+    hint = "unload it where it is served, or negotiate the capability ledger_admin"
     plugin: str
 
 
@@ -60,6 +75,8 @@ class Acting:
     def __init__(self, ledger: Ledger, *, calls_count_max: int) -> None:
         self._ledger = ledger
         self._calls_count_max = calls_count_max
+        self._served: WeakValueDictionary[str, ServedPlugin] = WeakValueDictionary()
+        """Plugins that connections serve, for as long as these are there."""
 
     # Whoever stands on a shelf
 
@@ -100,15 +117,33 @@ class Acting:
             kind = RemoteWarden if request.interaction_kind == "warden" else RemoteRespondent
             handler = kind(request.plugin, caller, self._calls_count_max)
         plugin = self._ledger.plugins.plugin(request.plugin, handler, manifest)
-        caller.served = ServedPlugin(plugin, handler, self._ledger.plugins)
+        caller.served = self._served[plugin.name] = ServedPlugin(plugin, handler, self._ledger.plugins)
         return answers.PluginLoaded(plugin=plugin.name, shelves=list(manifest.shelves))
 
     async def unload_plugin(self, request: requests.UnloadPluginRequest, caller: Caller) -> Any:
         self._check_name(request.plugin, caller)
+        self._check_serves(request.plugin, caller)
         done = await self._ledger.plugins.plugin(request.plugin).unload()
         if caller.served is not None and caller.served.plugin.name == request.plugin:
             caller.served = None
         return answers.Done(done=request.op, result=done._asdict())
+
+    def _check_serves(self, plugin: str, caller: Caller) -> None:
+        """
+        Check that a plugin is not served elsewhere, or that the caller is an administrator.
+
+        Raises:
+            ServedElsewhere: Another connection serves it, or this process.
+        """
+        if caller.served is not None and caller.served.plugin.name == plugin:
+            return
+        served = self._served.get(plugin)
+        is_connected = served is not None and served.plugin in self._ledger.plugins.loaded
+        if not is_connected and not self._ledger.plugins.has_handler(plugin):
+            return
+        assert caller.authority is not None
+        if not (_ADMIN in caller.granted and caller.authority.may_have(_ADMIN)):
+            raise ServedElsewhere(plugin)
 
     async def announce_subject(self, request: requests.AnnounceSubjectRequest, caller: Caller) -> Any:
         done = await self._plugin(request.plugin, caller).announce_subject(

@@ -17,7 +17,7 @@ from tidings.core.errors import TidingsError
 from tidings.happenings import HappeningFilter
 from tidings.happenings.happening import UnknownHappening
 from tidings.happenings.variants import PluginEvent
-from tidings.ledger import Command
+from tidings.ledger import Command, PluginRequest
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation
 from tidings.ledger.marks import EmitHappenings
 from tidings.ledger.subjects import Addressing
@@ -433,3 +433,39 @@ async def test_a_filter_is_charged_to_the_memory_of_its_connection(tmp_path: Pat
                     filter=HappeningFilter(subjects=tuple(f"n{number}" for number in range(9_000)))
                 ):
                     pass
+
+
+async def test_only_its_connection_or_an_administrator_unloads_a_served_plugin(tmp_path: Path) -> None:
+    """A plugin that another connection serves, or the node itself, is refused; the one that serves it, and an administrator, may."""
+    async with stewarding(tmp_path) as node:
+        here, there = await SocketClient.connect(tmp_path), await SocketClient.connect(tmp_path)
+        for client in (here, there):
+            await client.ask("negotiate", capabilities=["plugins"])
+        await here.ask("load_plugin", plugin="served", interaction_kind="respondent")
+        node.ledger.plugin("of.the.node", EchoRespondent())
+        for plugin in ("served", "of.the.node"):
+            refused = await there.ask("unload_plugin", plugin=plugin)
+            assert refused_with(refused) == ("permission_denied", "served_elsewhere")
+            assert node.ledger.plugins.is_loaded(plugin)
+
+        assert (await here.ask("unload_plugin", plugin="served"))["done"] == "unload_plugin"
+        assert not node.ledger.plugins.is_loaded("served")
+        await here.ask("load_plugin", plugin="served")
+        assert refused_with(await there.ask("unload_plugin", plugin="served"))[1] == "served_elsewhere"
+        await there.ask("negotiate", capabilities=["plugins", "ledger_admin"])
+        for plugin in ("served", "of.the.node"):
+            assert (await there.ask("unload_plugin", plugin=plugin))["done"] == "unload_plugin"
+        await there.ask(
+            "announce_subject", plugin="nobodys", subject_type="track", addressings=[{"scheme": "n", "value": "1"}]
+        )
+        await here.ask("negotiate", capabilities=["plugins"])
+        assert (await here.ask("unload_plugin", plugin="nobodys"))["done"] == "unload_plugin"
+        for client in (here, there):
+            await client.close()
+
+
+class EchoRespondent:
+    """A plugin in the node."""
+
+    async def handle_request(self, request: PluginRequest) -> bytes:
+        return request.payload
