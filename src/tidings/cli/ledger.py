@@ -16,7 +16,7 @@ import typer
 from tidings.wire.steward import requests
 
 from .ledger_access import LedgerAccess, ledger_of, parsed_json
-from .output import Output, UsageProblem
+from .output import Output, UsageProblem, shown_time
 from .session import DryRunOption, Session, YesOption, check_dry_run, command, confirm
 
 subject_app = typer.Typer(help="Look at subjects, announce them, merge and split them.", rich_markup_mode=None)
@@ -139,9 +139,11 @@ async def show_rehearsal(
         session.out.result({"would": None, "outcome": why}, f"would change nothing{'' if why is None else f' ({why})'}")
 
 
-async def change(session: Session, request: requests.StewardRequest, capabilities: tuple[str, ...]) -> None:
+async def change(
+    session: Session, request: requests.StewardRequest, capabilities: tuple[str, ...], *, may_create: bool = False
+) -> None:
     """Have something done, and say what came of it."""
-    async with ledger_of(session, capabilities=capabilities) as ledger:
+    async with ledger_of(session, capabilities=capabilities, may_create=may_create) as ledger:
         answer = await ledger.call(request)
     show_answer(session.out, answer)
 
@@ -314,7 +316,11 @@ async def split(
     *,
     groups: Annotated[
         list[str],
-        typer.Option("--group", metavar="SCHEME:VALUE,...", help="The addressings of one new subject; at least twice."),
+        typer.Option(
+            "--group",
+            metavar="SCHEME:VALUE,...",
+            help="Addressings of one new subject; at least twice. A JSON list of texts where an addressing contains a comma.",
+        ),
     ],
     strategy: Annotated[
         str, typer.Option("--strategy", metavar="HOW", help="Where relations go: to_both, to_first or explicit.")
@@ -334,7 +340,7 @@ async def split(
     try:
         request = requests.SplitSubjectRequest(
             source=subject_of(subject),
-            partition=[[addressing_of(each) for each in group.split(",")] for group in groups],
+            partition=[[addressing_of(addressing) for addressing in _group(group)] for group in groups],
             strategy=msgspec.convert(strategy, Literal["to_both", "to_first", "explicit"]),
             assignments=msgspec.convert(
                 [] if assignments is None else parsed_json("--assignments", assignments), list[requests.SplitAssignment]
@@ -346,6 +352,13 @@ async def split(
         raise UsageProblem(f"the split cannot be made like this: {error}") from None
     plan = f"split {subject} into {len(groups)}"
     await administer(session, request, plan=plan, is_dry_run=is_dry_run, is_yes=is_yes)
+
+
+def _group(group: str) -> list[str]:
+    """Split the addressings of ``--group``: a JSON list, or texts between commas."""
+    if not group.startswith("["):
+        return group.split(",")
+    return msgspec.convert(parsed_json("--group", group), list[str])
 
 
 @command(
@@ -389,7 +402,7 @@ async def admin_log(session: Session, *, admin: AdminOption = None, limit: Limit
             if page["next_after"] is None or (limit is not None and len(found) >= limit):
                 break
             request = msgspec.structs.replace(request, after=page["next_after"])
-    columns = ("at ms>", "by", "what", "to", "reason")
+    columns = ("at", "by", "what", "to", "reason")
     session.out.listing(
         "What administrators did", columns, found[:limit], _entry_row, empty="administrators did nothing yet"
     )
@@ -399,7 +412,7 @@ def _entry_row(each: dict[str, Any]) -> tuple[object, ...]:
     target = each.get("target_subject") or each.get("target_addressing") or each.get("target_relation") or "-"
     shown = ":".join(target.values()) if isinstance(target, dict) else target
     return (
-        each["at_ms"],
+        shown_time(each["at_ms"]),
         each.get("admin_plugin", each.get("admin_token")),
         each["kind"],
         shown,
@@ -414,13 +427,13 @@ async def conflicts(session: Session) -> None:
     """List the subjects that a plugin takes for one; merging them, or forgetting one, settles it."""
     async with ledger_of(session, capabilities=_ADMIN) as ledger:
         found = (await ledger.call(requests.ListConflictsRequest()))["conflicts"]
-    columns = ("number>", "plugin", "at ms>", "subjects")
+    columns = ("number>", "plugin", "at", "subjects")
     session.out.listing("Open conflicts", columns, found, _conflict_row, empty="there are no open conflicts")
 
 
 def _conflict_row(each: dict[str, Any]) -> tuple[object, ...]:
     plugin = each.get("plugin", each.get("claimant_token"))
-    return each["conflict_id"], plugin, each["detected_at_ms"], ", ".join(each["canonical_ids"])
+    return each["conflict_id"], plugin, shown_time(each["detected_at_ms"]), ", ".join(each["canonical_ids"])
 
 
 # Relations
@@ -588,7 +601,7 @@ async def list_custodies(session: Session, *, limit: LimitOption = None) -> None
     async with ledger_of(session) as ledger:
         request = requests.ListActiveCustodiesRequest(page_size=LIST_PAGE_SIZE)
         found = [each async for each in pages(ledger, request, "active_custodies", limit)]
-    columns = ("plugin", "handle", "shelf", "type", "state", "health", "started ms>")
+    columns = ("plugin", "handle", "shelf", "type", "state", "health", "started")
     session.out.listing("Custodies", columns, found, _custody_row, empty="there are no custodies")
 
 
@@ -602,7 +615,7 @@ def _custody_row(each: dict[str, Any]) -> tuple[object, ...]:
         each["custody_type"] or "-",
         f"{state['kind']}{reason}",
         "-" if last is None else last["health"],
-        each["started_at_ms"],
+        shown_time(each["started_at_ms"]),
     )
 
 

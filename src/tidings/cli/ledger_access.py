@@ -45,13 +45,16 @@ class LedgerAccess(Protocol):
 
 
 @contextlib.asynccontextmanager
-async def ledger_of(session: Session, *, capabilities: Sequence[str] = ()) -> AsyncIterator[LedgerAccess]:
+async def ledger_of(
+    session: Session, *, capabilities: Sequence[str] = (), may_create: bool = False
+) -> AsyncIterator[LedgerAccess]:
     """
     The workspace's ledger.
 
     Args:
         session: The workspace, or the node.
         capabilities: What the requests take.
+        may_create: Whether a folder without a log gets one.
 
     Raises:
         WorkspaceBusy: Another process that is no node holds the workspace.
@@ -60,7 +63,7 @@ async def ledger_of(session: Session, *, capabilities: Sequence[str] = ()) -> As
     """
     address = node_address_of(session)
     if address is None:
-        async with _opened(session) as access:
+        async with _opened(session, may_create=may_create) as access:
             yield access
         return
     from tidings.client.ledger import LedgerClient
@@ -108,13 +111,13 @@ class _Node:
 
 
 @contextlib.asynccontextmanager
-async def _opened(session: Session) -> AsyncIterator[LedgerAccess]:
+async def _opened(session: Session, *, may_create: bool) -> AsyncIterator[LedgerAccess]:
     from tidings.ledger.settings import LedgerSettings
     from tidings.steward.service import open_ledger_service
 
     settings = LedgerSettings(instance_grace_s=None)  # no plugin comes here to announce its instances again
     async with (
-        session.writing() as log,
+        session.writing(may_create=may_create) as log,
         await open_ledger_service(log, session.workspace, settings=settings, clock=session.clock) as ledger_service,
     ):
         yield _Opened(ledger_service.operations)

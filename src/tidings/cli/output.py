@@ -33,6 +33,7 @@ from rich.table import Table
 from rich.text import Text
 
 from tidings.access.errors import NodeRefused
+from tidings.core.clock import datetime_of
 from tidings.core.errors import SettingsError, TidingsError
 from tidings.core.installing import install_line
 from tidings.log.encryption import SealBroken
@@ -410,3 +411,10 @@ def discard_stdout() -> None:
     with contextlib.suppress(OSError, ValueError):
         os.dup2(nowhere, sys.stdout.fileno())
     os.close(nowhere)
+
+
+def shown_time(moment_ms: int | None) -> str:
+    """Format milliseconds since 1970 as a time in UTC, to the second; ``-`` for none."""
+    if moment_ms is None:
+        return "-"
+    return datetime_of(moment_ms // 1000 * 1_000_000_000).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -16,7 +16,7 @@ from tidings.wire.steward import requests
 
 from .ledger import LIST_PAGE_SIZE, LimitOption, ReasonOption, change, goes_ahead, pages, show_answer, show_rehearsal
 from .ledger_access import ledger_of, parsed_json
-from .output import UsageProblem
+from .output import UsageProblem, shown_time
 from .session import DryRunOption, Session, YesOption, check_dry_run, command, confirm, read_text
 
 appointment_app = typer.Typer(help="Have something done at a time, once or again and again.", rich_markup_mode=None)
@@ -48,7 +48,7 @@ async def list_appointments(session: Session, *, limit: LimitOption = None) -> N
     async with ledger_of(session, capabilities=_APPOINTMENTS) as ledger:
         request = requests.ListAppointmentsRequest(page_size=LIST_PAGE_SIZE)
         found = [each async for each in pages(ledger, request, "entries", limit)]
-    columns = ("creator", "id", "when", "state", "next ms>", "fired>")
+    columns = ("creator", "id", "when", "state", "next", "fired>")
     session.out.listing("Appointments", columns, found, _appointment_row, empty="there are no appointments")
 
 
@@ -60,7 +60,7 @@ def _appointment_row(each: dict[str, Any]) -> tuple[object, ...]:
         spec["appointment_id"],
         when,
         each["state"],
-        each.get("next_fire_ms", "-"),
+        shown_time(each.get("next_fire_ms")),
         each["fires_completed"],
     )
 
@@ -206,10 +206,10 @@ async def use(
     """
     Use this catalogue from now on: the types of subjects, the predicates, the racks and shelves that there may be.
 
-    What is there already stays. A node whose settings name a catalogue_file takes that one again when it starts.
+    What is there already stays. A folder without a log gets one. A node whose settings name a catalogue_file takes that one again when it starts.
     """
     text = read_text(path, 1 << 20)
-    await change(session, requests.SetCatalogueRequest(catalogue=text), _GRAMMAR)
+    await change(session, requests.SetCatalogueRequest(catalogue=text), _GRAMMAR, may_create=True)
 
 
 @command(grammar_app, "accept", asks_node=True, examples="tidings grammar accept cassette --reason 'kept as they are'")

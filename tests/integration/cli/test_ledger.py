@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.integration.cli.support import SMALL_SEGMENTS, Process, invoke, lines, started
-from tests.integration.steward.test_steward_process import serve
+from tests.integration.steward.test_steward_process import CATALOGUE, serve
 from tidings.access.context import TokenClaims
 from tidings.access.settings import TokenSettings
 from tidings.access.tokens import TokenIssuer
@@ -77,19 +78,19 @@ def test_the_ledger_is_changed_and_looked_at_through_the_node_and_then_without_i
     process, workspace = node
     at = ("-w", workspace)
     first = ok("subject", "announce", "track", "id:1", "--plugin", PLUGIN, *at)["canonical_id"]
-    ok("subject", "announce", "track", "id:2", "--plugin", PLUGIN, "--state", '{"length": 3}', *at)
+    ok("subject", "announce", "track", "id:2, and on", "--plugin", PLUGIN, "--state", '{"length": 3}', *at)
     ok("subject", "announce", "album", "id:9", "--plugin", PLUGIN, *at)
     ok("relation", "claim", "id:1", "album_of", "id:9", "--plugin", PLUGIN, *at)
     assert {each["subject_type"] for each in ok("subject", "list", *at)} == {"track", "album"}
     [shown] = ok("subject", "show", "id:1", "--predicate", "album_of", *at)["related"]
     assert shown["predicate"] == "album_of"
-    assert "id:2" in invoke("subject", "list", "--type", "track", *at).stdout
+    assert "id:2, and on" in invoke("subject", "list", "--type", "track", *at).stdout
 
-    assert ok("subject", "merge", "id:1", "id:2", "--dry-run", *at) == {"would": "merge id:1 and id:2"}
+    assert ok("subject", "merge", "id:1", "id:2, and on", "--dry-run", *at) == {"would": "merge id:1 and id:2, and on"}
     refused = invoke("subject", "merge", "id:1", "id:9", "--dry-run", *at)
     assert refused.exit_code != 0
     assert "type" in refused.stderr
-    merged = ok("subject", "merge", "id:1", "id:2", "--reason", "the same", "--yes", *at)["result"]["new_id"]
+    merged = ok("subject", "merge", "id:1", "id:2, and on", "--reason", "the same", "--yes", *at)["result"]["new_id"]
     assert ok("subject", "show", first, *at)["aliased_from"]["terminal_id"] == merged
     assert "retired" in invoke("subject", "show", first, *at).stdout
     hidden = ok("relation", "suppress", "id:1", "album_of", "id:9", "--reason", "dispute", "--yes", *at)
@@ -98,7 +99,9 @@ def test_the_ledger_is_changed_and_looked_at_through_the_node_and_then_without_i
     again = ("relation", "suppress", "id:1", "album_of", "id:9", "--reason", "dispute", "--dry-run")
     assert invoke(*again, *at).stdout == "would change nothing (already_suppressed)\n"
     ok("relation", "unsuppress", "id:1", "album_of", "id:9", "--yes", *at)
-    split = ok("subject", "split", merged, "--group", "id:1", "--group", "id:2", "--yes", *at)["result"]["new_ids"]
+    split = ok("subject", "split", merged, "--group", "id:1", "--group", '["id:2, and on"]', "--yes", *at)["result"][
+        "new_ids"
+    ]
     assert len(split) == 2
     entries = ok("subject", "admin-log", *at)
     assert [each["kind"] for each in entries] == [
@@ -108,6 +111,7 @@ def test_the_ledger_is_changed_and_looked_at_through_the_node_and_then_without_i
         "subject_split",
     ]
     assert {each["admin_plugin"] for each in entries} == {f"uid:{os.getuid()}"}
+    assert re.search(r"\b20\d\d-\d\d-\d\dT\d\d:\d\d:\d\dZ ", invoke("subject", "admin-log", *at).stdout)
 
     told = ok("happenings", "tail", "--since", 0, "--variant", "subject_merged", "--count", 1, *at)
     assert told["happening"]["new_id"] == merged
@@ -119,7 +123,9 @@ def test_the_ledger_is_changed_and_looked_at_through_the_node_and_then_without_i
     spec = '{"appointment_id": "a", "time": "06:30", "zone": {"kind": "utc"}, "recurrence": {"kind": "daily"}}'
     assert ok("appointment", "create", "me", "--spec", spec, "--action", ACTION, *at)["appointment_created"]
     assert ok("appointment", "list", *at)["spec"]["appointment_id"] == "a"
-    assert "daily 06:30" in invoke("appointment", "list", "--limit", "1", *at).stdout
+    appointments = invoke("appointment", "list", "--limit", "1", *at).stdout
+    assert "daily 06:30" in appointments
+    assert "T06:30:00Z" in appointments
     watch = '{"watch_id": "w", "condition": {"kind": "happening_match", "filter": {"variants": ["custody_taken"]}}}'
     assert ok("watch", "create", "me", "--spec", watch, "--action", ACTION, *at)["watch_created"]
     assert ok("watch", "show", "me", "w", *at)["state"] == "pending"
@@ -133,7 +139,7 @@ def test_the_ledger_is_changed_and_looked_at_through_the_node_and_then_without_i
     assert invoke("watch", "cancel", "me", "none", "--dry-run", *at).stdout == "would change nothing\n"
     assert ok("appointment", "cancel", "me", "a", "--yes", *at)["cancelled"] is True
     assert invoke("watch", "cancel", "me", "none", "--yes", *at).stdout == "there was nothing to cancel\n"
-    ok("subject", "force-retract", "id:2", "--of", PLUGIN, "--as", "curator", "--yes", *at)
+    ok("subject", "force-retract", "id:2, and on", "--of", PLUGIN, "--as", "curator", "--yes", *at)
     assert [each["admin_plugin"] for each in ok("subject", "admin-log", *at)][-2:] == [
         f"cli:uid-{os.getuid()}",
         "curator",
@@ -163,3 +169,13 @@ def test_what_makes_no_sense_is_refused_before_anything_is_done(
 async def made(workspace: Path) -> None:
     """An empty log."""
     await (await open_log(workspace, SMALL_SEGMENTS)).close()
+
+
+def test_a_catalogue_can_be_used_before_there_is_a_log(tmp_path: Path) -> None:
+    """In a new folder the tool makes the log, and the catalogue is in use from then on; nothing else makes one."""
+    (tmp_path / "catalogue.toml").write_text(CATALOGUE)
+    assert invoke("grammar", "list", "-w", tmp_path / "new").exit_code == 3
+    ok("grammar", "use", tmp_path / "catalogue.toml", "-w", tmp_path / "new")
+    announced = ok("subject", "announce", "track", "id:1", "--plugin", PLUGIN, "-w", tmp_path / "new")
+
+    assert announced["announced"] == "created"
