@@ -189,7 +189,9 @@ class AppointmentRunner:
     def _new(self, spec: AppointmentSpec | Any, action: ScheduledAction | Any) -> NewAppointment:
         checked_spec = appointment_spec(spec)
         next_fire_ms = checked_spec.next_fire_ms(self._now_ms(), local=self._local)
-        if next_fire_ms is None and checked_spec.end_time_ms is None:
+        if next_fire_ms is None:
+            if checked_spec.end_time_ms is not None:
+                raise BadRecurrence("end_time_ms", "is before the first occurrence")
             raise BadRecurrence("recurrence", "names no time that ever comes")
         return NewAppointment(spec=checked_spec, action=action_of(action), next_fire_ms=next_fire_ms)
 

@@ -26,6 +26,8 @@ from .errors import BadRecurrence
 _TIME: Final = re.compile(r"([01]\d|2[0-3]):([0-5]\d)(?::([0-5]\d))?", re.ASCII)
 _UNTIL_SUNDAY: Final = re.compile(r"-sun(?=\S*\s*$)", re.IGNORECASE)
 """In the last field, a range that ends with Sunday: there it is the seventh day, and not the one before Monday."""
+_ONE_VALUE: Final = re.compile(r"(?<![^\s,])(\w+)-\1/\d+(?![^\s,])", re.IGNORECASE)
+"""A range of one value with a step, which is that value. The cron library reads ``3-3/2`` as ``3/2``, up to the end of the field."""
 _MS: Final = timedelta(milliseconds=1)
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _LOCAL_ZONE_FILE: Final = Path("/etc/localtime")
@@ -162,7 +164,7 @@ def cron_of(rule: Calendar, time: str | None) -> str:
     if isinstance(rule, Cron):
         if len(rule.expr.split()) != 5:
             raise BadRecurrence("recurrence.expr", f"{rule.expr!r} does not have five fields")
-        return _UNTIL_SUNDAY.sub("-7", rule.expr)
+        return _UNTIL_SUNDAY.sub("-7", _ONE_VALUE.sub(r"\1", rule.expr))
     found = None if time is None else _TIME.fullmatch(time)
     if found is None:
         raise BadRecurrence("time", f"must be a time of day as HH:MM or HH:MM:SS, not {time!r}")

@@ -39,6 +39,7 @@ from .actions import Actions, ScheduledAction, action_of
 from .conditions import Tree
 from .triggers import UNTRUSTED_TIME, first_memory, shifted, step
 from .watches import (
+    UNWATCHED_VARIANTS,
     CancelWatch,
     CreateWatch,
     FinishWatchFiring,
@@ -58,10 +59,6 @@ _T = TypeVar("_T")
 
 FEEDBACK: Final = "feedback"
 OVERLOADED: Final = "overloaded"
-_NEVER_EVALUATED: Final = frozenset(
-    {"watch_created", "watch_fired", "watch_missed", "watch_cancelled", "watch_evaluation_throttled"}
-)
-"""A watch on these would set off itself, or others that set it off."""
 _STRUCTURAL: Final = frozenset({"subject_merged", "subject_migrated", "subject_split", "subject_forgotten"})
 """Never left out, however many come: a watch would lose its subject."""
 _WINDOW_MS: Final = 1000
@@ -492,7 +489,7 @@ class WatchRunner:
     async def _take_in(self, envelope: Envelope, drafts: _Drafts) -> None:
         """Show a happening to all watches that look at such. Whoever calls this has the lock, so that no watch comes or goes meanwhile."""
         happening, self._seq = envelope.happening, envelope.seq
-        if happening.variant in _NEVER_EVALUATED:
+        if happening.variant in UNWATCHED_VARIANTS:
             return
         for number, watch in enumerate(dict.fromkeys(self._index.matching(happening)), 1):
             if number % _EVALUATIONS_IN_A_ROW_MAX == 0:

@@ -6,6 +6,7 @@ Who evaluates them is ``watch_runner.py``. A watch is known by its creator and i
 
 from __future__ import annotations
 
+import difflib
 import enum
 from collections import ChainMap
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ import msgspec
 
 from tidings.core.settings import Settings
 from tidings.core.validation import reread
-from tidings.happenings.happening import Happening
+from tidings.happenings.happening import Happening, variants
 from tidings.happenings.variants import WatchCancelled, WatchCreated, WatchEvaluationThrottled, WatchFired, WatchMissed
 from tidings.ledger.admin_ledger import record_admin_action
 from tidings.ledger.commands import Command, CommandOutcome, check_name
@@ -24,12 +25,16 @@ from tidings.ledger.state import FIRST_RULES, LedgerState
 from tidings.ledger.subjects import Addressing
 
 from .actions import ScheduledAction
-from .conditions import Condition, Tree
+from .conditions import Composite, Condition, HappeningMatch, Tree
 from .errors import BadSpec, QuotaExceeded
 from .triggers import EDGE, Trigger, WatchMemory
 
 WATCH_SCHEME: Final = "evo-watch"
 """The scheme of the addressing ``<creator>/<watch_id>``."""
+UNWATCHED_VARIANTS: Final = frozenset(
+    {"watch_created", "watch_fired", "watch_missed", "watch_cancelled", "watch_evaluation_throttled"}
+)
+"""Variants for which no watch is evaluated: watches that watch each other would never come to rest."""
 UNFINISHED_COUNT_MAX: Final = 1000
 """How many watches that were issued again or forgotten have firings under way; the outcome of the oldest is not emitted beyond that."""
 CANCELLED_COUNT_MAX: Final = 1000
@@ -135,7 +140,28 @@ def watch_spec(value: WatchSpec | Any) -> WatchSpec:
         bytes_max=_SPEC_BYTES_MAX,
     )
     Tree(spec.condition)
+    _check_variants(spec.condition)
     return spec
+
+
+def _check_variants(condition: Condition) -> None:
+    """
+    Check that the variants that a condition names can ever come.
+
+    Raises:
+        BadSpec: One is not declared, or is about watches, which are not evaluated for watches.
+    """
+    if isinstance(condition, Composite):
+        for term in condition.terms:
+            _check_variants(term)
+    elif isinstance(condition, HappeningMatch):
+        for name in condition.filter.variants:
+            if name in UNWATCHED_VARIANTS:
+                raise BadSpec(f"condition: {name} is about watches, and no watch is evaluated for it")
+            if name not in variants():
+                similar = difflib.get_close_matches(name, variants(), 1)
+                hint = f"; did you mean {similar[0]}?" if similar else ""
+                raise BadSpec(f"condition: {name[:80]!r} is not a declared variant{hint}")
 
 
 class _Frozen(msgspec.Struct, frozen=True):

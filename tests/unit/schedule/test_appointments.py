@@ -238,7 +238,7 @@ async def test_days_in_a_zone() -> None:
     await diary.book(half_past | {"zone": {"kind": "anchored", "zone": "Asia/Tokyo"}}, appointment_id="tokyo")
     await diary.book({"recurrence": {"kind": "cron", "expr": "30 6 * * *"}}, appointment_id="cron")
     await diary.book(half_past | {"zone": {"kind": "utc"}, "except": ["2026-01-01"]}, appointment_id="late")
-    await diary.book(half_past | {"zone": {"kind": "utc"}, "end_time_ms": diary.at(6 * 3600)}, appointment_id="ended")
+    await diary.book(half_past | {"zone": {"kind": "utc"}, "end_time_ms": diary.at(7 * 3600)}, appointment_id="ended")
 
     await diary.clock.advance(DAY_S * 1.5)
 
@@ -246,6 +246,7 @@ async def test_days_in_a_zone() -> None:
     assert names == [
         (5.5, "local"),
         (6.5, "cron"),
+        (6.5, "ended"),
         (21.5, "tokyo"),
         (29.5, "local"),
         (30.5, "cron"),
@@ -728,11 +729,14 @@ async def test_names_and_actions_are_checked(
 
 
 async def test_one_that_is_over_before_it_begins(diary: Diary) -> None:
-    """An end that has passed leaves nothing to fire: the appointment is there, and finished."""
-    entry = await diary.every(10, end_time_ms=diary.at(5))
+    """An end before the first occurrence is refused, and nothing is kept; an end at the first occurrence leaves that one."""
+    with pytest.raises(BadRecurrence, match=r"end_time_ms.*before the first occurrence"):
+        await diary.every(10, end_time_ms=diary.at(9.999))
+    assert await diary.runner.entries() == []
 
-    assert (entry.state, entry.next_fire_ms) == (AppointmentState.FIRED, None)
-    assert entry.to_json()["state"] == "fired"
+    await diary.every(10, end_time_ms=diary.at(10))
+    await diary.clock.advance(30)
+    assert diary.ring_times == [10.0]
 
 
 async def test_what_clients_see(diary: Diary) -> None:

@@ -235,6 +235,34 @@ def test_cron_names_the_minutes_that_its_fields_do(
         assert found == expected
 
 
+@pytest.mark.parametrize(
+    ("expression", "same"),
+    [
+        ("3-3/2 * * * *", "3 * * * *"),
+        ("0,3-3/2,40 7-7/3 * * *", "0,3,40 7 * * *"),
+        ("0 0 1-1/5 JAN-jan/2 *", "0 0 1 1 *"),
+        ("0 0 * * mon-MON/2", "0 0 * * 1"),
+        ("0 0 * * SUN-SUN/2", "0 0 * * 0"),
+        ("13-3/2 * * * *", None),
+        ("3-33/10 * * * *", "3,13,23,33 * * * *"),
+    ],
+)
+def test_a_step_over_one_value_is_that_value(expression: str, same: str | None) -> None:
+    """A range from a value to itself with a step names this value, and not all to the end of the field."""
+    start = at("2026-01-01T00:00:00Z")
+    if same is None:
+        with pytest.raises(BadRecurrence):
+            next_moment(cron_of(Cron(expr=expression), None), start, UTC)
+        return
+    moments = [start, start]
+    for _ in range(6):
+        moments = [
+            next_moment(cron_of(Cron(expr=rule), None), moment, UTC) or start
+            for rule, moment in zip((expression, same), moments, strict=True)
+        ]
+        assert moments[0] == moments[1] > start
+
+
 @given(st.integers(0, 10**6), st.integers(1, 10**4), st.integers(-(10**6), 2 * 10**6))
 def test_a_series_does_not_drift(start: int, interval: int, after: int) -> None:
     """

@@ -434,13 +434,13 @@ async def test_what_a_flood_ends_with_is_seen(house: House) -> None:
 async def test_watches_do_not_see_each_other_fire(house: House) -> None:
     """What happens to watches is never evaluated: a watch on everything does not set off itself."""
     await house.watch({"kind": "happening_match"})
-    await house.watch({"kind": "happening_match", "filter": {"variants": ["watch_fired"]}}, name="other")
+    await house.watch({"kind": "happening_match"}, name="other")
 
     told = AppointmentFired(at_ms=0, creator="c", appointment_id="a", fired_at_ms=0, dispatch_outcome="ok")
     await house.ledger.happenings.emit_durable(told)
     await house.clock.advance(10)
 
-    assert house.rung == ["watch/ops/w/1/1"]
+    assert sorted(house.rung) == ["watch/ops/other/2/1", "watch/ops/w/1/1"]
 
 
 @pytest.mark.parametrize(("per_firing_count", "reason", "rings_max"), [(1, "feedback", 101), (2, "overloaded", 2 * 50)])
@@ -674,6 +674,15 @@ async def test_there_may_be_so_many() -> None:
         ({}, {"target_shelf": "a.b"}, "action"),
         ({}, RING | {"payload": float("nan")}, None),
         ({"watch_id": 7}, RING, "watch_id"),
+        *(
+            ({"condition": {"kind": "happening_match", "filter": {"variants": [name]}}}, RING, "no watch is evaluated")
+            for name in ("watch_created", "watch_fired", "watch_missed", "watch_cancelled")
+        ),
+        (
+            {"condition": every({"kind": "happening_match", "filter": {"variants": ["custody_takn"]}}, hot())},
+            RING,
+            r"'custody_takn' is not a declared variant; did you mean custody_taken\?",
+        ),
     ],
 )
 async def test_a_bad_spec_makes_no_watch(
