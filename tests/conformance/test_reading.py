@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.support import OpenEngine, append_all, event, numbered, read_all, read_seqs
-from tidings.log import Log, Query
+from tests.conformance.support import OpenEngine, append_all, drop_sealed, event, numbered, read_all, read_seqs
+from tidings.log import Log, LogSettings, Query
 from tidings.log.errors import EpochMismatch
 
 # Topics of the records of a small log, by seq from 1: a has offsets 0 to 3, b 0 and 1.
@@ -215,3 +215,16 @@ async def test_a_record_is_the_same_whichever_way_it_is_found(small: Log) -> Non
             (found,) = await read_all(small, query)
             assert (found.seq, found.offset, found.meta) == (record.seq, record.offset, record.meta)
             assert bytes(found.payload_json) == bytes(record.payload_json)
+
+
+async def test_one_topic_is_what_the_table_of_all_says_of_it(open_engine: OpenEngine) -> None:
+    """``topic`` answers as ``topics`` does, also for a topic of which all sealed segments were dropped, and ``None`` for one that is not there."""
+    log = await open_engine(LogSettings(journal_bytes=1 << 20, segment_lines_max=5))
+    await append_all(log, [*numbered("a", 12), *numbered("b", 3)])
+    await drop_sealed(log, "a")
+
+    topics = log.topics()
+    assert {name: log.topic(name) for name in topics} == topics
+    assert topics["a"].first_offset == 10
+    assert log.topic("c") is None
+    assert log.dropped_through_seq == 10

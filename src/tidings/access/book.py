@@ -693,7 +693,7 @@ async def load_book(log: ReadableLog, settings: AccessSettings | None = None) ->
         EpochMismatch, CorruptLog, LogClosed: as for ``Log.read``.
     """
     book = AccessBook(settings)
-    info = log.topics().get(ACCESS_TOPIC)
+    info = log.topic(ACCESS_TOPIC)
     if info is not None and info.first_offset > 0:
         book.close(f"the first {info.first_offset} access records were dropped from the log", info.last_seq)
     async for record in records(log, Query(topic=ACCESS_TOPIC)):

@@ -30,7 +30,7 @@ logger = logging.getLogger(__name__)
 
 def bounds(log: Log, topic: str) -> tuple[int, int]:
     """The first offset that a topic still has, and the one that its next event gets."""
-    info = log.topics().get(topic)
+    info = log.topic(topic)
     return (0, 0) if info is None else (info.first_offset, info.next_offset)
 
 

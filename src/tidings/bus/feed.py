@@ -33,7 +33,7 @@ class TopicFeed:
         self._clock = clock
         self._topic = topic
         self._read_ahead = read_ahead
-        info = log.topics().get(topic)
+        info = log.topic(topic)
         self.position = info.next_offset if info is not None else 0
         """The next offset that the feed will deliver."""
         self.delivered_bytes = 0

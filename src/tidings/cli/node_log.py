@@ -146,6 +146,10 @@ class NodeLog:
         """The topics, as of when this was opened."""
         return self._topics
 
+    def topic(self, name: str) -> TopicInfo | None:
+        """See ``topics``."""
+        return self._topics.get(name)
+
     async def read(self, query: Query, *, limit: int = _PAGE_COUNT, bytes_max: int = 0) -> Page:
         """One page. The node bounds its bytes. Raises ``NodeUnreachable`` and ``NodeRefused``."""
         page = await self._ask(query, limit=min(limit, _PAGE_COUNT))

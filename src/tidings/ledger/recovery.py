@@ -106,7 +106,7 @@ async def _from_snapshot(
     log: Log, snapshots: SnapshotStore, makers: Sequence[PartMaker], *, accepts_loss: bool
 ) -> Recovered:
     """The newest snapshot that can be used; if there is none, the ledger as it was before its first record."""
-    info = log.topics().get(LEDGER_TOPIC)
+    info = log.topic(LEDGER_TOPIC)
     first_offset, next_offset = (0, 0) if info is None else (info.first_offset, info.next_offset)
     found: Recovered | None = None
     usable: list[int] = []

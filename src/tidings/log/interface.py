@@ -158,6 +158,10 @@ class ReadableLog(Protocol):
         """The topics that hold or held records."""
         ...
 
+    def topic(self, name: str) -> TopicInfo | None:
+        """One of them, without looking at the others; ``None`` if it holds none."""
+        ...
+
 
 class Log(ReadableLog, Protocol):
     """The commit log."""

@@ -230,6 +230,11 @@ class MemoryLog:
         """The topics that hold records; one that ever did always does, as its active segment never goes."""
         return {name: topic.info() for name, topic in self._topics.items()}
 
+    def topic(self, name: str) -> TopicInfo | None:
+        """See ``Log.topic``."""
+        topic = self._topics.get(name)
+        return None if topic is None else topic.info()
+
     async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:
         """Drop the sealed segments that the plan names, that are still there and that nobody needs."""
         self._check_open()

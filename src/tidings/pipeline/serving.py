@@ -280,6 +280,10 @@ class ArchivedLog:
         """See ``Log.topics``."""
         return self._log.topics()
 
+    def topic(self, name: str) -> TopicInfo | None:
+        """See ``Log.topic``."""
+        return self._log.topic(name)
+
     async def drop(self, plan: RetentionPlan, holders: Holders | None = None) -> RetentionPlan:
         """Carry out a retention plan. See ``Log.drop``."""
         return await self._log.drop(plan, holders)
@@ -327,7 +331,7 @@ class ArchivedLog:
             old = replace(query, to_offset=bound)
             is_last = query.to_offset is not None and query.to_offset <= trimmed.first
             rest = replace(asked, from_offset=trimmed.first)
-            info = self._log.topics().get(trimmed.topic)
+            info = None if trimmed.topic is None else self._log.topic(trimmed.topic)
             through = 0 if info is None else info.first_seq - 1
         page = await self._in_thread(replace(old, epoch=epoch), limit, bytes_max, through)
         following = replace(page.next, until=query.until, to_offset=query.to_offset, epoch=query.epoch)

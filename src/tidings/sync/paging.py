@@ -110,7 +110,7 @@ class Pages:
             page = await self._log.read(page.next, limit=1, bytes_max=1)
         if page.records:
             return page.records[0].seq
-        info = self._log.topics().get(topic)
+        info = self._log.topic(topic)
         if info is None or info.first_offset == 0:
             return 0
         return max(0, info.first_seq - 1)

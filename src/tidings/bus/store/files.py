@@ -113,7 +113,7 @@ class FileGroupStore(GroupStore):
     def _segment_at(self, topic: str, offset: int) -> int:
         """The number of the segment that an offset is in, or will be."""
         assert self._log is not None, "offsets are counted in a log"
-        info = self._log.topics().get(topic)
+        info = self._log.topic(topic)
         segments = info.segments if info is not None else ()
         return next((segment.number for segment in reversed(segments) if segment.first_offset <= offset), 1)
 

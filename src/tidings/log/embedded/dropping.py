@@ -99,6 +99,8 @@ class SegmentDropper:
         dropped_before = stream.dropped_through_offset, stream.dropped_through_seq
         stream.segments.pop(0)
         stream.dropped_through_offset, stream.dropped_through_seq = segment.last_offset, segment.last_seq
+        all_dropped_before = self._state.dropped_through_seq
+        self._state.note_drop(stream)
         tombstones = self._tombstones if found.keep_ids else None
         path = self._layout.segment(stream.key, segment.number)
         try:
@@ -109,6 +111,7 @@ class SegmentDropper:
             if (isinstance(error, IndexFull) or is_full(error)) and self._disk.exists(path):
                 stream.segments.insert(0, segment)
                 stream.dropped_through_offset, stream.dropped_through_seq = dropped_before
+                self._state.dropped_through_seq = all_dropped_before
                 raise StorageFull(str(path)) from error
             raise
         finally:

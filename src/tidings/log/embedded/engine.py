@@ -178,6 +178,9 @@ class EmbeddedLog:
     def topics(self) -> dict[str, TopicInfo]:
         return self._state.infos()
 
+    def topic(self, name: str) -> TopicInfo | None:
+        return self._state.info(name)
+
     def health(self) -> Health:
         status = self._status
         return Health(

@@ -248,6 +248,7 @@ class FollowerLog:
                 stream.dropped_through_offset, stream.dropped_through_seq = seal.last_offset, seal.last_seq
         stream.segments = [segment for segment in stream.segments if segment.number not in seals.dropped]
         stream.next_number = max([stream.next_number, *(number + 1 for number in seals.dropped)])
+        self._state.note_drop(stream)
 
     def _forget_memory(self) -> None:
         """A writer came, and what the crash had left in the journal is in the segments now."""
@@ -314,6 +315,9 @@ class FollowerLog:
 
     def topics(self) -> dict[str, TopicInfo]:
         return self._state.infos()
+
+    def topic(self, name: str) -> TopicInfo | None:
+        return self._state.info(name)
 
     def health(self) -> Health:
         return Health(is_writable=False, is_durable=True, problem=str(ReadOnlyLog()))

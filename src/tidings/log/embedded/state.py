@@ -342,6 +342,8 @@ class LogState:
         self.flushed_seq = last_seq
         """Everything up to here is in the segment files (though perhaps not synced)."""
         self.topics: dict[str, TopicState] = {}
+        self.dropped_through_seq = 0
+        """Up to here retention has dropped records of some topic. Kept: with thousands of topics each read would look at all."""
         self.recent = RecentRecords(recent_bytes_max, last_seq + 1)
         self.unindexed: list[IndexEntry] = []
         """Committed records that the index does not have yet, in seq order."""
@@ -360,12 +362,12 @@ class LogState:
         topic.committed_offset = max(topic.committed_offset, stream.last_offset + 1)
         topic.next_offset = topic.recent_first = topic.committed_offset
         topic.last_seq = max(topic.last_seq, stream.last_seq)
+        self.note_drop(stream)
         return topic
 
-    @property
-    def dropped_through_seq(self) -> int:
-        """Up to here retention has dropped records of some topic."""
-        return max((topic.dropped_through_seq for topic in self.topics.values()), default=0)
+    def note_drop(self, stream: Stream) -> None:
+        """A stream's records were dropped up to ``stream.dropped_through_seq``."""
+        self.dropped_through_seq = max(self.dropped_through_seq, stream.dropped_through_seq)
 
     def is_dropped(self, record: Record) -> bool:
         """Whether retention has dropped this record."""
@@ -377,6 +379,11 @@ class LogState:
     def streams(self) -> Iterable[Stream]:
         """All streams of all topics."""
         return (stream for topic in self.topics.values() for stream in topic.streams.values())
+
+    def info(self, name: str) -> TopicInfo | None:
+        """A topic that holds or held records."""
+        topic = self.topics.get(name)
+        return topic.info() if topic is not None and (topic.committed_offset or topic.has_drops) else None
 
     def infos(self) -> dict[str, TopicInfo]:
         """All topics that hold or held records."""

@@ -103,7 +103,7 @@ async def show_topic(call: Call) -> Response:
     """One topic."""
     name = check_topic(call.path("topic"))
     call.capsule.require(Action.READ, topic(name))
-    info = call.api.services.log.topics().get(name)
+    info = call.api.services.log.topic(name)
     if info is None:
         raise UnknownTopic(name)
     is_whole = await call.capsule.sees_whole_topics()
