@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import msgspec
 
@@ -39,6 +39,8 @@ class GroupsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Largest ``max_inflight`` of a group. Members that request more get this; so with the bounds below."""
     group_inflight_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=1 << 40)] = 16 << 20
     """Largest ``max_inflight_bytes``."""
+    group_inflight_bytes_total_max: Annotated[int, msgspec.Meta(ge=65_536, le=1 << 40)] = 256 << 20
+    """The ``max_inflight_bytes`` of all shared groups together. A new group gets at most an eighth of what is left, and at least 64 KiB."""
     group_waiting_retries_max: Annotated[int, msgspec.Meta(ge=1, le=1_000_000)] = 1_000
     """Largest ``waiting_retries_max``."""
     group_retries_max: Annotated[int, msgspec.Meta(ge=0, le=1_000)] = 100
@@ -51,17 +53,23 @@ class GroupsSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """How long publishers do not wait for the group after that, even if it has caught up."""
 
 
-def options_given(options: GroupOptions, settings: GroupsSettings) -> dict[str, Any]:
+_SHARE: Final = 8
+_WINDOW_BYTES_MIN: Final = 65_536
+
+
+def options_given(options: GroupOptions, settings: GroupsSettings, others_bytes: int = 0) -> dict[str, Any]:
     """
-    Return a member's options, within the node's bounds, as options of ``EventBus.join``.
+    Return a member's options, within the node's bounds, as options of ``EventBus.join``. ``others_bytes`` is the sum of the windows of the
+    other shared groups.
 
     An option over its bound gets the bound: the frame ``subscribed`` tells the options in effect, and names those that differ.
     """
     asked = {name: value for name in options.__struct_fields__ if (value := getattr(options, name)) is not None}
     defaults = SubscriptionSettings()
+    share_bytes = max(_WINDOW_BYTES_MIN, (settings.group_inflight_bytes_total_max - others_bytes) // _SHARE)
     bounds: dict[str, tuple[float, float]] = {
         "max_inflight": (defaults.max_inflight, settings.group_inflight_max),
-        "max_inflight_bytes": (defaults.max_inflight_bytes, settings.group_inflight_bytes_max),
+        "max_inflight_bytes": (defaults.max_inflight_bytes, min(settings.group_inflight_bytes_max, share_bytes)),
         "waiting_retries_max": (defaults.waiting_retries_max, settings.group_waiting_retries_max),
         "max_retries": (defaults.backoff.retries_max, settings.group_retries_max),
         "backoff_base": (defaults.backoff.base_s, settings.group_backoff_s_max),

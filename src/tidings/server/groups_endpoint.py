@@ -422,7 +422,7 @@ class GroupsConnection(Connection[_HeldPublish | wire.CancelDelayed | _Join]):
                     membership.group,
                     membership,
                     deliveries_count_max=groups.settings.deliveries_count_max,
-                    **options_given(options, groups.settings),
+                    **options_given(options, groups.settings, groups.windows_bytes),
                 )
         except TidingsError as error:
             self.dismiss(membership, error)
@@ -576,6 +576,11 @@ class GroupsEndpoint(Endpoint[GroupsConnection]):
 
     def has_token(self, peer: Peer) -> bool:
         return self.authenticator.accepts(peer.headers.get("authorization"))
+
+    @property
+    def windows_bytes(self) -> int:
+        """The largest size of the windows of all shared groups together."""
+        return sum(each.settings.max_inflight_bytes for each in self.bus.get_subscriptions() if each.is_shared)
 
     def connect(self, transport: Transport, peer: Peer) -> GroupsConnection:
         """A new connection."""

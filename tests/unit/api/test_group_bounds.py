@@ -252,3 +252,24 @@ async def test_a_closed_connection_gives_its_memory_back(world: World) -> None:
     await world.pass_time(10)
 
     assert account.held_bytes == 0
+
+
+@pytest.mark.bound("server.group_settings.GroupsSettings.group_inflight_bytes_total_max")
+@crossed
+async def test_the_windows_of_all_groups_are_bounded_together(beyond: Beyond) -> None:
+    """However large the windows that members request, all together stay within the bound, but for 64 KiB of each group beyond it."""
+    total = 4 << 20
+    world = await World().open(GroupsSettings(group_inflight_bytes_total_max=total))
+    windows: list[int] = []
+    for number in range(beyond(8)):
+        peer = await world.peer().joined(f"g{number}", max_inflight_bytes=1 << 40)
+        (answer,) = peer.heard(wire.Subscribed)
+        assert answer.options.max_inflight_bytes is not None
+        assert answer.differs == ["max_inflight_bytes"]
+        windows.append(answer.options.max_inflight_bytes)
+
+    assert windows[0] == total // 8
+    assert windows == sorted(windows, reverse=True)
+    assert windows[-1] >= 65_536
+    assert sum(size for size in windows if size > 65_536) <= total
+    await world.close()
