@@ -95,3 +95,35 @@ async def test_the_page_in_a_browser(tmp_path: Path) -> None:
     assert answer.startswith("201 in ")
     assert stored == 1
     assert frames > 10
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+async def test_a_link_replaces_no_token_without_asking(tmp_path: Path) -> None:
+    """A tab that works with a token keeps it when a link brings another, until its user chooses that one."""
+    async with running_node(tmp_path / "w") as node, chromium(tmp_path) as page:
+        mine, foreign = node.token("root", roles=["admin"]), node.token("mallory")
+
+        async def follow(token: str) -> None:
+            await page.go(f"{node.url}/healthz")
+            await page.run(f"location.href = '/#token={token}'; 0")
+            await page.until("document.readyState + location.pathname", lambda text: text == "complete/")
+
+        async def is_used(subject: str) -> None:
+            await page.until(
+                "document.querySelector('#whoami').textContent", lambda text: text.endswith(f": {subject}")
+            )
+
+        await follow(mine)
+        await is_used("root")
+        await follow(foreign)
+        await page.until("document.querySelector('#offered') !== null", bool)
+        assert await page.run("sessionStorage.getItem('tidings.token')") == mine
+        assert await page.run("location.href") == f"{node.url}/"
+        await page.run("document.querySelector('#keep').click()")
+        assert await page.run("document.querySelector('#token').value") == mine
+        await follow(foreign)
+        await page.until("document.querySelector('#offered') !== null", bool)
+        await page.run("document.querySelector('#replace').click()")
+        await is_used("mallory")
+        assert await page.run("sessionStorage.getItem('tidings.token')") == foreign

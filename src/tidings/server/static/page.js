@@ -299,19 +299,43 @@ function openLinked() {
   }
 }
 
-/** A token that the address brings along, as `tidings serve --dev` prints it, is kept as a pasted one is, and leaves the address. */
+/**
+ * Take the token of the address, as `tidings serve --dev` prints it, and remove it from the address.
+ *
+ * A link may come from anybody. So a token that this tab has already is not replaced without asking.
+ */
 function takeToken() {
-  const found = /^#token=([\w.-]+)$/.exec(location.hash);
-  if (found) {
-    sessionStorage.setItem(TOKEN, found[1]);
-    history.replaceState(null, "", location.pathname);
-  }
-  return found !== null;
+  const linked = /^#token=([\w.-]+)$/.exec(location.hash)?.[1];
+  if (linked === undefined) return;
+  history.replaceState(null, "", location.pathname);
+  const current = sessionStorage.getItem(TOKEN);
+  if (current && current !== linked) offerToken(linked);
+  else useToken(linked);
 }
 
-const hasToken = takeToken();
+function useToken(token) {
+  at("token").value = token;
+  checkToken();
+}
+
+function offerToken(token) {
+  const answer = (use) => () => {
+    notice.remove();
+    if (use) useToken(token);
+  };
+  const notice = el(
+    "p",
+    { id: "offered", role: "alert" },
+    "The link to this page has another token than the one in use. ",
+    el("button", { type: "button", id: "keep", onclick: answer(false) }, "Keep mine"),
+    " ",
+    el("button", { type: "button", id: "replace", onclick: answer(true) }, "Use the link's"),
+  );
+  at("whoami").before(notice);
+}
+
 at("token").value = sessionStorage.getItem(TOKEN) ?? "";
-if (hasToken) checkToken();
+takeToken();
 at("token").addEventListener("change", checkToken);
 at("check").addEventListener("click", checkToken);
 addEventListener("hashchange", openLinked);
