@@ -354,3 +354,25 @@ async def test_changes_that_nothing_would_ask_for_are_refused(
         assert answer.status_code == 400, answer.text
         assert "no endpoint decides" in answer.json()["detail"]
         assert "access" not in node.log.topics()
+
+
+@pytest.mark.parametrize("collection", ["grants", "revocations", "policies"])
+@pytest.mark.parametrize(
+    "body",
+    [
+        rb'{"subject": "a\ud800", "action": "read", "resource": "topic:x"}',
+        b'{"subject": "a\xff", "action": "read", "resource": "topic:x"}',
+        b'{"subject": ' + b"[" * 20_000 + b"]" * 20_000 + b"}",
+        b"{",
+        b"",
+    ],
+    ids=["lone surrogate", "not UTF-8", "deep", "half", "empty"],
+)
+async def test_a_change_that_cannot_be_read_is_refused(collection: str, body: bytes, tmp_path: Path) -> None:
+    """400 and never 500, and nothing is stored."""
+    async with api(tmp_path) as (node, client):
+        headers = {"content-type": "application/json"}
+        answer = await client.post(f"/v1/access/{collection}", content=body, headers=headers)
+
+        assert (answer.status_code, answer.json()["code"]) == (400, "access.invalid_change")
+        assert "access" not in node.log.topics()

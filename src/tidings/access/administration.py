@@ -26,7 +26,7 @@ import msgspec
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.names import check_group, check_topic
-from tidings.core.validation import explain
+from tidings.core.validation import UNREADABLE, explain
 from tidings.log.record import Record
 
 from .errors import InvalidChange, NodeRefused, NodeUnreachable, TokenInvalid
@@ -208,7 +208,7 @@ def change_from_request(collection: Collection, body: bytes) -> Change:
     kinds = _COLLECTIONS[collection]
     try:
         given = msgspec.json.decode(body)
-    except msgspec.DecodeError as error:
+    except UNREADABLE as error:
         raise InvalidChange("body", f"is not JSON ({error})") from error
     if not isinstance(given, dict):
         raise InvalidChange("body", "must be a JSON object")
@@ -241,7 +241,7 @@ def change_from_record(record: Record) -> Change:
         change: Change = decoder.decode(record.payload_json)
     except msgspec.ValidationError as error:
         raise _invalid(error) from error
-    except (msgspec.DecodeError, TidingsError) as error:
+    except (*UNREADABLE, TidingsError) as error:
         raise InvalidChange("payload", str(error)) from error
     return checked_change(change)
 

@@ -24,6 +24,7 @@ from typing import Final, Literal, NamedTuple
 import msgspec
 
 from tidings.core.settings import checked
+from tidings.core.validation import UNREADABLE
 from tidings.log.interface import Query, ReadableLog
 from tidings.log.reading import records
 from tidings.log.record import Record
@@ -679,7 +680,7 @@ def _legible(record: Record, field: str) -> str | None:
         return None
     try:
         payload = msgspec.json.decode(record.payload_json)
-    except msgspec.DecodeError:
+    except UNREADABLE:
         return None
     value = payload.get(field) if isinstance(payload, dict) else None
     return normal(value) if isinstance(value, str) and value else None
