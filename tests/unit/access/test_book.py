@@ -454,6 +454,9 @@ async def test_a_log_that_dropped_all_access_records_gives_a_closed_book() -> No
         def topics(self) -> dict[str, TopicInfo]:
             return {"access": TopicInfo("access", 3, 3, 0, 9, 0, ())}
 
+        def topic(self, name: str) -> TopicInfo | None:
+            return self.topics().get(name)
+
     log = Emptied()
 
     book = await load_book(log)
