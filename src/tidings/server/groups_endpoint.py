@@ -11,7 +11,6 @@ at once. When it is closed properly, by the client or by us, what it had not ans
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import itertools
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Sequence
@@ -163,12 +162,12 @@ class _HeldPublish:
     def __init__(self, frame: wire.Publish, size_bytes: int, memory: Memory) -> None:
         self.frame = frame
         self.size_bytes = size_bytes
-        self._charge = contextlib.ExitStack()
-        self._charge.enter_context(memory.charge(size_bytes))
+        self._charge = memory.charge(size_bytes)
+        self._charge.__enter__()
 
     def end(self) -> None:
         """Give the charge back."""
-        self._charge.close()
+        self._charge.__exit__(None, None, None)
 
 
 class GroupsConnection(Connection[_HeldPublish | wire.CancelDelayed | _Join]):

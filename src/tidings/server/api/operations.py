@@ -322,9 +322,11 @@ def escape_separators(json: bytes) -> bytes:
     Escape U+2028, U+2029 and U+0085 in JSON text. They are legal in its strings, but clients that split text into lines, as Python's
     ``splitlines`` does, take them for ends of lines.
     """
+    if json.isascii():
+        return json
     for character, escaped in _SEPARATORS:
         encoded = character.encode()
-        if encoded in json:
+        if encoded[:1] in json and encoded in json:  # looking for one byte is far quicker, and most text has none
             json = json.replace(encoded, escaped)
     return json
 
