@@ -66,14 +66,15 @@ size_bytes_max = 4000000
 class Sample:
     """What the node holds at one time."""
 
-    rss_bytes: int
+    memory_bytes: int
+    """Resident memory without the pages of mapped files, such as the index."""
     descriptors: int
     threads: int
     disk_bytes: int
 
 
 ALLOWANCES: Final = {
-    "rss_bytes": (24 * _MIB, 0.05),
+    "memory_bytes": (24 * _MIB, 0.05),
     "descriptors": (16, 0.05),
     "threads": (4, 0.0),
     "disk_bytes": (16 * _MIB, 0.1),
@@ -160,7 +161,8 @@ def _sample(process: psutil.Process, workspace: Path) -> Sample:
     for path in workspace.rglob("*"):
         with contextlib.suppress(OSError):
             disk_bytes += path.stat().st_blocks * 512
-    return Sample(process.memory_info().rss, process.num_fds(), process.num_threads(), disk_bytes)
+    memory = process.memory_info()
+    return Sample(memory.rss - memory.shared, process.num_fds(), process.num_threads(), disk_bytes)
 
 
 async def _forever(client: Callable[[], Awaitable[None]], counts: Counts) -> None:

@@ -18,7 +18,7 @@ def samples(last: Sample) -> list[Sample]:
 @pytest.mark.parametrize(
     ("field", "within", "beyond"),
     [
-        ("rss_bytes", 120 << 20, 130 << 20),
+        ("memory_bytes", 120 << 20, 130 << 20),
         ("descriptors", 57, 59),
         ("threads", 9, 10),
         ("disk_bytes", 70 << 20, 72 << 20),
