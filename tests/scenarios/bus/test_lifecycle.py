@@ -14,6 +14,7 @@ from tidings.bus import EventBus, EventBusState, ReceivedEvent, SubscriptionRegi
 from tidings.bus.errors import CursorDamaged
 from tidings.bus.settings import BusSettings
 from tidings.bus.store import GroupPosition
+from tidings.bus.worker import Worker
 from tidings.log.embedded.disk import read_file, replace_file
 from tidings.types import Ack, Event, EventMeta, EventType
 
@@ -259,3 +260,58 @@ async def test_positions_are_synced_less_often_than_stored(world: World, monkeyp
 
     assert 3 <= synced.count(True) <= 6
     assert synced.count(False) >= 40
+
+
+async def test_members_of_this_process_share_a_group(world: World) -> None:
+    """Each of two members that handle one event at a time has one at once; one that leaves gets no more."""
+    bus = await world.open()
+    got: dict[str, list[int]] = {"a": [], "b": []}
+    release = asyncio.Event()
+
+    def member(name: str) -> Any:
+        async def handle(event: ReceivedEvent) -> Ack:
+            got[name].append(event.offset)
+            await release.wait()
+            return Ack()
+
+        return handle
+
+    first = await world.run(bus.join(TOPIC, GROUP, member("a")))
+    await world.run(bus.join(TOPIC, GROUP, member("b")))
+    (subscription,) = bus.get_subscriptions(TOPIC)
+    await world.publish(4)
+    await world.until(lambda: all(got.values()))
+    assert (len(subscription.members), got) == (2, {"a": [0], "b": [1]})
+    release.set()
+    await world.until(world.drained())
+    await world.run(bus.leave(first))
+    before = len(got["a"])
+    await world.publish(3)
+    await world.until(world.drained())
+
+    assert (len(subscription.members), len(got["a"]), len(got["b"])) == (1, before, 7 - before)
+
+
+async def test_a_worker_that_ends_by_a_fault_starts_again_after_a_second(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A fault of ours that ends a worker each time it starts is not repeated as fast as it can be; afterwards the group goes on."""
+    starts = 0
+    conclude = Worker._conclude
+
+    async def failing(worker: Worker) -> None:
+        nonlocal starts
+        starts += 1
+        if starts <= 10:
+            raise RuntimeError("a fault of ours")
+        await conclude(worker)
+
+    monkeypatch.setattr(Worker, "_conclude", failing)
+    bus, got = await world.open(), Recorder()
+    await world.run(bus.subscribe(TOPIC, GROUP, got))
+    await world.publish(1)
+    await world.clock.advance(4.5)
+    assert 4 <= starts <= 6
+    await world.clock.advance(10)
+
+    assert (starts, got.offsets) == (11, [0])
