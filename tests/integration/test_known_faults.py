@@ -146,18 +146,17 @@ async def test_the_right_is_asked_before_the_query_is_checked(tmp_path: Path) ->
 async def test_a_page_of_dead_letters_reads_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Listing one of 200 letters through a node reads far fewer than all."""
     read: list[object] = []
-    lines = DeadLetterFiles._lines
+    opened_letter = DeadLetterFiles._opened_letter
 
-    def counted(self: DeadLetterFiles, topic: str) -> Any:
-        for line in lines(self, topic):
-            read.append(line)
-            yield line
+    def counted(self: DeadLetterFiles, letter: Any, sealed: Any) -> Any:
+        read.append(letter)
+        return opened_letter(self, letter, sealed)
 
     async with running_node(tmp_path) as node:
         await node.bus.subscribe("orders", "billing", lambda order: Nack(), max_retries=0, workers=8)
         await node.bus.publish_many([Event(EventMeta("orders", "PLACED", SPACE), {"n": n}) for n in range(200)])
         await node.bus.drain()
-        monkeypatch.setattr(DeadLetterFiles, "_lines", counted)
+        monkeypatch.setattr(DeadLetterFiles, "_opened_letter", counted)
         headers = {"Authorization": f"Bearer {node.token('w', roles=['admin'])}"}
         async with httpx.AsyncClient(base_url=node.url, headers=headers) as http:
             page = (await http.get("/v1/dead-letters?topic=orders&limit=1")).json()
