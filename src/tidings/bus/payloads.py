@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import collections.abc
 import dataclasses
+import difflib
 import enum
 import inspect
 import sys
@@ -266,7 +267,11 @@ def as_payload(value: object) -> Mapping[str, Any]:
         InvalidPayload: It is nothing of that kind.
     """
     if isinstance(value, Mapping):
-        return value
+        try:
+            # Dates, decimals and UUIDs as in a dataclass; bytes are refused by the log.
+            return typing.cast("Mapping[str, Any]", msgspec.to_builtins(value, builtin_types=(bytes, bytearray)))
+        except (TypeError, ValueError, RecursionError):
+            return value  # the log says which part of it has no JSON form
     if _is_pydantic(type(value)):
         if hasattr(value, "model_dump"):
             value = value.model_dump(mode="json", by_alias=True)
@@ -282,6 +287,9 @@ def as_payload(value: object) -> Mapping[str, Any]:
         hint = "publish a mapping, a dataclass, a msgspec Struct or a pydantic model"
         raise InvalidPayload("payload", f"must be a JSON object, not {type(value).__name__}", hint)
     return value
+
+
+_PUBLISH_KEYWORDS: Final = ("type", "space", "delay", "at", "timeout_s", "authorise")
 
 
 class EnvelopeOptions(TypedDict, total=False):
@@ -313,6 +321,14 @@ def event_of(topic: object, payload: object, type: str | None, space: str | None
     if not isinstance(topic, str):
         hint = "publish(Event(...)), or publish(topic, payload, type=..., space=...)"
         raise InvalidEvent("event", f"must be an Event or a topic, not {topic.__class__.__name__}", hint)
+    if unknown := meta.keys() - EnvelopeOptions.__annotations__.keys():
+        name = min(unknown)
+        known = (*EnvelopeOptions.__annotations__, *_PUBLISH_KEYWORDS)
+        similar = [each for each in known if name in each.split("_")] or difflib.get_close_matches(name, known, 1)
+        hint = (
+            f"did you mean {similar[0]}=?" if similar else "fields of your own belong in the payload, or in extra={...}"
+        )
+        raise InvalidEvent(name, "is not a keyword of publish", hint)
     is_typed = type is not None or isinstance(topic, enum.Enum)
     if space is None or not is_typed:
         missing = [*(() if is_typed else ("type",)), *(() if space is not None else ("space_id",))]

@@ -9,9 +9,11 @@ import re
 import signal
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import UTC, date, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
+from uuid import UUID
 
 import pytest
 
@@ -329,7 +331,39 @@ async def test_a_value_that_json_has_not_is_named(tmp_path: Path) -> None:
     """The refusal says which field it is, and what to do."""
     async with Bus(tmp_path) as bus:
         with pytest.raises(InvalidPayload, match=r"payload\.at: .*datetime.*hint: publish str\(value\)"):
-            await bus.publish("orders", {"n": 1, "at": datetime(2026, 1, 1)}, type="A", space="s")  # noqa: DTZ001
+            await bus.publish(Event(EventMeta("orders", "A", "s"), {"n": 1, "at": datetime(2026, 1, 1)}))  # noqa: DTZ001
+        with pytest.raises(InvalidPayload, match=r"payload\.at: .*complex.*hint: publish str\(value\)"):
+            await bus.publish("orders", {"n": 1, "at": 1j}, type="A", space="s")
+
+
+async def test_a_mapping_is_published_as_a_dataclass_is(tmp_path: Path) -> None:
+    """Dates, decimals and ids become texts at any depth; what has no JSON form is refused with its place."""
+    moment, number = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC), UUID(int=7)
+    mapping = {"at": moment, "price": Decimal("12.50"), "lines": [{"id": number}], "day": moment.date()}
+
+    @dataclass
+    class Line:
+        id: UUID
+
+    @dataclass
+    class Invoice:
+        at: datetime
+        price: Decimal
+        lines: list[Line]
+        day: date
+
+    async with Bus(tmp_path) as bus:
+        await bus.publish("t", mapping, type="T", space="s")
+        await bus.publish("t", Invoice(moment, Decimal("12.50"), [Line(number)], moment.date()), type="T", space="s")
+        one, other = [dict(event.payload) async for event in bus.replay("t")]
+        with pytest.raises(InvalidPayload, match="payload"):
+            await bus.publish("t", {"raw": b"bytes"}, type="T", space="s")
+        with pytest.raises(InvalidPayload, match="payload"):
+            await bus.publish("t", {"thing": object()}, type="T", space="s")
+
+    assert one == other
+    assert one["price"] == "12.50"
+    assert isinstance(mapping["at"], datetime)
 
 
 def test_a_handler_that_cannot_be_filled_in_is_refused_where_it_is_written(tmp_path: Path) -> None:
@@ -349,6 +383,17 @@ WRONG: list[tuple[Callable[[Any], Any], type[Exception], str]] = [
     (lambda bus: bus.publish(42), InvalidEvent, "must be an Event or a topic, not int"),
     (lambda bus: bus.publish("t", {}), InvalidEvent, "meta.type, meta.space_id: are missing"),
     (lambda bus: bus.publish("t", {}, type="T"), InvalidEvent, "space_id: is missing"),
+    (
+        lambda bus: bus.publish("t", {}, type="T", spaces="s"),
+        InvalidEvent,
+        r"spaces: is not a keyword .*did you mean space=\?",
+    ),
+    (lambda bus: bus.publish("t", {}, type="T", space="s", key="k"), InvalidEvent, r"did you mean idem_key=\?"),
+    (
+        lambda bus: bus.publish("t", {}, type="T", space="s", colour="red"),
+        InvalidEvent,
+        "colour: .*payload, or in extra",
+    ),
     (lambda bus: bus.publish("t", {}, space="s"), InvalidEvent, "type: is missing"),
     (lambda bus: bus.publish("t", [1], type="T", space="s"), InvalidPayload, "must be a JSON object, not list"),
     (lambda bus: bus.publish("t", type="T", space="s"), InvalidPayload, "must be a JSON object, not NoneType"),
