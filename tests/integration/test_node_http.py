@@ -42,7 +42,7 @@ from tidings.log.errors import LogFenced, WorkspaceBusy
 from tidings.log.retention import plan_retention
 from tidings.log.settings import LogSettings, TopicRetention
 from tidings.server.edge import ACCESS_LOGGER
-from tidings.server.errors import AddressInUse, AddressUnusable, CertificateUnusable
+from tidings.server.errors import AddressInUse, AddressUnusable, CertificateUnusable, NodeNotStarted
 from tidings.server.node import Node
 from tidings.server.settings import NodeSettings
 from tidings.testing.node import node_settings, running_node
@@ -813,3 +813,11 @@ async def test_reloading_changes_limits_of_a_running_node(tmp_path: Path) -> Non
     assert plan.kept == ("server.port", "server.metrics_without_token")
     assert answer.status_code == 413
     assert (refused.status_code, accepted.status_code) == (401, 200)
+
+
+@pytest.mark.parametrize("part", ["bus", "ledger", "log", "registry"])
+def test_a_part_of_a_node_that_was_not_started_is_refused_with_words(tmp_path: Path, part: str) -> None:
+    """``@node.bus.subscriber`` at the top of a module raises ``NodeNotStarted``, which says where it goes."""
+    node = Node(tmp_path, node_settings())
+    with pytest.raises(NodeNotStarted, match=r"async with node"):
+        getattr(node, part)

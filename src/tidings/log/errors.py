@@ -207,7 +207,7 @@ class WorkspaceBusy(WorkspaceError):
         self.node_url = node_url
         if node_url is not None:
             self.hint = (
-                f"a node at {node_url} owns it: publish and subscribe through that (tidings.client.RemoteBus), "
+                f"a node at {node_url} owns it: publish and subscribe through that with `tidings.Client({node_url!r}, token)`, "
                 "or open the workspace for reading"
             )
         elif owner in ("this process", f"process {os.getpid()}"):

@@ -48,12 +48,20 @@ class NodeError(TidingsError):
     code = "node.error"
 
 
+class NodeNotStarted(NodeError):
+    """A part of a node is used before it was started."""
+
+    code = "node.not_started"
+    text = "the node has not been started"
+    hint = "use its bus, ledger and log within `async with node:`, or after `await node.start()`; `@node.bus.subscriber(...)` goes there too"
+
+
 class AddressInUse(NodeError):
     """Another process listens at the address."""
 
     code = "node.address_in_use"
     retryable = True
-    hint = "choose another --port (0 takes a free one), or stop the process that listens there"
+    hint = "choose another port (--port, or `port` in ServerSettings; 0 takes a free one), or stop the process that listens there"
     text = "{address} is in use by another process"
     address: str
 

@@ -63,6 +63,7 @@ from .application import application
 from .configuration import ConfigManager
 from .connections import Connections
 from .delayed_rights import DelayedRights
+from .errors import NodeNotStarted
 from .events_socket import events_endpoint, gateway_timeout_s, report_gateway
 from .graph_source import GraphSource
 from .groups_endpoint import groups_endpoint
@@ -392,16 +393,20 @@ class Node:
         return self._settings if self._parts is None else self._parts.services.config.settings
 
     @property
+    def _started_parts(self) -> _Parts:
+        if self._parts is None:
+            raise NodeNotStarted
+        return self._parts
+
+    @property
     def services(self) -> Services:
         """The parts of the node; it must have been started."""
-        assert self._parts is not None
-        return self._parts.services
+        return self._started_parts.services
 
     @property
     def connections(self) -> Connections:
         """The node's sockets; it must have been started."""
-        assert self._parts is not None
-        return self._parts.connections
+        return self._started_parts.connections
 
     @property
     def bus(self) -> EventBus:
@@ -421,8 +426,7 @@ class Node:
     @property
     def registry(self) -> CollectorRegistry:
         """The metrics that ``/metrics`` shows; a program may register its own collectors, which are called in a thread."""
-        assert self._parts is not None
-        return self._parts.metrics.registry
+        return self._started_parts.metrics.registry
 
     @property
     def url(self) -> str:
