@@ -7,10 +7,12 @@ An HTTP application and its worker in one process: an order is on disk before it
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse
 from pydantic import BaseModel
 
 from tidings import Bus
+from tidings.log.errors import IdConflict
 
 bus = Bus("workspace")
 
@@ -32,6 +34,12 @@ async def lifespan(_: FastAPI) -> AsyncIterator[None]:
 
 
 app = FastAPI(lifespan=lifespan)
+
+
+@app.exception_handler(IdConflict)
+async def conflict(_: Request, error: IdConflict) -> JSONResponse:
+    """Answer 409 to another order under a number that was placed already."""
+    return JSONResponse({"code": error.code, "detail": error.describe()}, status_code=409)
 
 
 @app.post("/orders", status_code=202)

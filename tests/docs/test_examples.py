@@ -101,6 +101,8 @@ async def test_a_web_application_bills_what_it_answered(
             assert [answer.status_code for answer in answers] == [202, 202]
             assert answers[0].json() == answers[1].json()
             assert (await client.post("/orders", json={"number": "one"})).status_code == 422
+            conflict = await client.post("/orders", json={"number": 1, "cents": 9900})
+            assert (conflict.status_code, conflict.json()["code"]) == (409, "log.id_conflict")
             assert (await client.get("/orders")).json() == [{"number": 1, "cents": 1250}]
             await module.bus.drain()
 
