@@ -121,6 +121,8 @@ class Health(msgspec.Struct, frozen=True):
     is_durable: bool
     """Whether events are on disk before they are acknowledged."""
     is_storage_full: bool = False
+    is_index_full: bool = False
+    """The index has reached its limit: events with ids of their own, keys or partitions are refused, others are stored."""
     problem: str | None = None
 
 

@@ -41,6 +41,7 @@ _SUMMARIES: Final = {
     "node.config_failed": "new settings could not be applied",
     "node.silent_component": "part of the node does not report",
     "log.storage_full": "there is no room for events",
+    "log.index_full": "the index of ids has reached its limit",
     "log.fenced": "the log takes no events",
     "log.not_durable": "acknowledged events can be lost in a crash",
     "bus.stalled": "a group or a topic has stopped",
@@ -104,6 +105,8 @@ def log_signal(log: Health) -> ComponentSignal:
     """Whether the log takes events."""
     if log.is_storage_full:
         return signal(Reason("log.storage_full", log.problem or "there is no room for events"))
+    if log.is_index_full:
+        return signal(Reason("log.index_full", log.problem or "the index of ids has reached its limit"))
     return signal(None if log.is_writable else Reason("log.fenced", log.problem or "the log takes no events"), "failed")
 
 

@@ -92,8 +92,8 @@ class SegmentDropper:
         Take a segment out.
 
         Raises:
-            StorageFull: There is no room for what must stay of it; it is there as before.
-            OSError, IndexFull: How much of it is gone is not known.
+            StorageFull, IndexFull: There is no room for what must stay of it; it is there as before.
+            OSError: How much of it is gone is not known.
         """
         stream, segment = found.stream, found.segment
         dropped_before = stream.dropped_through_offset, stream.dropped_through_seq
@@ -112,6 +112,8 @@ class SegmentDropper:
                 stream.segments.insert(0, segment)
                 stream.dropped_through_offset, stream.dropped_through_seq = dropped_before
                 self._state.dropped_through_seq = all_dropped_before
+                if isinstance(error, IndexFull):
+                    raise
                 raise StorageFull(str(path)) from error
             raise
         finally:

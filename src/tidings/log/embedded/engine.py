@@ -78,7 +78,7 @@ class EmbeddedLog:
         reserve_disk: Disk,
         tombstone_disk: Disk,
         unflushed: Sequence[Unflushed],
-        full: StorageFull | None,
+        full: StorageFull | IndexFull | None,
         lock: FolderLock,
         last_written_ns: int,
     ) -> None:
@@ -155,7 +155,8 @@ class EmbeddedLog:
         for each in unflushed:
             self._flushing.add(*each)
         if full is not None:
-            self._flushing.needs_spare = True
+            self._flushing.needs_spare = isinstance(full, StorageFull)
+            self._flushing.is_index_due = isinstance(full, IndexFull)
             self._become_full(full)
         elif unflushed:
             self._flushing.schedule()
@@ -186,7 +187,8 @@ class EmbeddedLog:
         return Health(
             is_writable=status.refusal is None,
             is_durable=self._is_synced,
-            is_storage_full=status.is_full,
+            is_storage_full=status.is_full and not status.is_index_full,
+            is_index_full=status.is_index_full,
             problem=str(status.refusal()) if status.refusal is not None else None,
         )
 
@@ -281,7 +283,10 @@ class EmbeddedLog:
 
     def _accept_at_once(self, draft: EventDraft, meta: EventMeta) -> tuple[CommitBatch, int] | None:
         """Give the draft a place in the open batch, if nothing has to be waited for and it is surely no duplicate."""
-        if self._status.refusal is not None or len(self._staging.batches) > self._batches_max:
+        is_refused = self._status.refusal is not None
+        if is_refused and (not self._status.is_index_full or self._is_closing or _has_entries(draft)):
+            return None
+        if len(self._staging.batches) > self._batches_max:
             return None
         if draft.is_given or draft.idem_key is not None:
             try:
@@ -290,7 +295,10 @@ class EmbeddedLog:
             except IndexDamaged as error:
                 self._fence(error)
                 raise self._refused() from error
-        return self._join(draft, meta)
+        placed = self._join(draft, meta)
+        if is_refused:
+            self._staging.open_batch = None  # the next event may need the index
+        return placed
 
     async def _accept(
         self, draft: EventDraft, event: Event, authorise: Authorise | None, *, waits: bool = True
@@ -348,7 +356,7 @@ class EmbeddedLog:
         """As ``append``; if there is no room, with what the reserve gives. Others may be refused meanwhile, and this with them."""
         try:
             return await self.append(event, authorise=authorise)
-        except StorageFull:
+        except (StorageFull, IndexFull):
             pass
         for _ in range(_RESERVE_TRIES - 1):
             try:
@@ -424,7 +432,7 @@ class EmbeddedLog:
             return
         try:
             await self._dropper.drop(found)
-        except (OSError, IndexFull) as error:
+        except OSError as error:
             self._fence(error)
             raise self._refused() from error
         finally:
@@ -653,7 +661,7 @@ class EmbeddedLog:
 
     # Flushing
 
-    def _flushed(self, is_checkpoint: bool, full: StorageFull | None) -> None:
+    def _flushed(self, is_checkpoint: bool, full: StorageFull | IndexFull | None) -> None:
         if is_checkpoint:
             self._is_journal_busy = False
         if full is None:
@@ -665,10 +673,8 @@ class EmbeddedLog:
         self._resume()
 
     def _flush_failed(self, error: BaseException) -> None:
-        if isinstance(error, StorageFull):
+        if isinstance(error, StorageFull | IndexFull):
             self._become_full(error)
-        elif isinstance(error, IndexFull):
-            self._become_full(StorageFull(error.path))
         elif isinstance(error, OSError) and is_full(error):
             self._become_full(StorageFull(error.filename or str(self._layout.root)))
         else:
@@ -684,7 +690,7 @@ class EmbeddedLog:
 
     # When storage fails
 
-    def _become_full(self, cause: StorageFull) -> None:
+    def _become_full(self, cause: StorageFull | IndexFull) -> None:
         if self._status.note_full(cause):
             self._staging.open_batch = None
         if self._is_journal_busy and self._staging.committing is None:
@@ -742,6 +748,11 @@ class EmbeddedLog:
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+def _has_entries(draft: EventDraft) -> bool:
+    """Whether the index needs an entry for the event."""
+    return draft.is_given or draft.idem_key is not None or bool(draft.partitions)
 
 
 def _as_duplicate(first: Appended) -> Duplicate:

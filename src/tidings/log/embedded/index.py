@@ -107,7 +107,8 @@ class IndexFull(LogError):
     """The index has reached its size limit. What it held it still holds; ``covers`` did not move."""
 
     code = "log.index_full"
-    hint = "raise index_bytes_max, or let retention drop old records; the log itself goes on"
+    retryable = True
+    hint = "raise index_bytes_max, or let retention drop old records; events without id, key and partitions are still stored"
     text = "the index at {path} has reached its limit of {bytes_max} bytes"
     path: str
     bytes_max: int

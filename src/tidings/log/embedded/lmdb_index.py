@@ -62,6 +62,7 @@ Args = TypeVarTuple("Args")
 T = TypeVar("T")
 
 _MAP_BYTES_START: Final = 64 << 20
+_MAP_BYTES_OVER_MIN: Final = 1 << 20
 _READERS_MAX: Final = 512
 _LOCK_BYTES: Final = 64 << 10  # enough for that many readers
 _GATE_COUNT: Final = 31
@@ -89,6 +90,7 @@ class LmdbIndex:
         self._path = path
         self._epoch = epoch
         self._map_bytes_max = map_bytes_max - map_bytes_max % mmap.PAGESIZE
+        self._map_bytes_over = 0
         self._read_only = read_only
         self._reserve = reserve
         self._is_closed = False
@@ -128,7 +130,7 @@ class LmdbIndex:
         """
         index = cls(path, epoch=epoch, map_bytes_max=map_bytes_max, read_only=read_only, reserve=reserve)
         if read_only:
-            index._follow()
+            index._follow(is_opening=True)
             return index
         _delete(_aside(path))  # a crash may have left it
         found = index._with_room(index._open_store)
@@ -172,7 +174,12 @@ class LmdbIndex:
         """
         with self._writing:
             store = self._writable()
-            self._write(store, withdraw, IndexBatch(entries, store.numbers, names_topics=False))
+            # Deleting takes pages for a moment, and what it frees is used again: so it may go beyond the limit.
+            self._map_bytes_over = max(_MAP_BYTES_OVER_MIN, self._map_bytes_max // 4)
+            try:
+                self._write(store, withdraw, IndexBatch(entries, store.numbers, names_topics=False))
+            finally:
+                self._map_bytes_over = 0
 
     def reset(self) -> None:
         """Begin a new file, whatever is the matter with this one."""
@@ -254,7 +261,7 @@ class LmdbIndex:
                 if self._store is store:
                     store.env.set_mapsize(0)
 
-    def _follow(self) -> None:
+    def _follow(self, *, is_opening: bool = False) -> None:
         """A reader's: take up the files that are there now, if they are not those it has open."""
         try:
             found = os.stat(self._path / "data.mdb")
@@ -273,6 +280,8 @@ class LmdbIndex:
             except FileNotFoundError:
                 return  # replaced at this very moment; the next call sees the new ones
             except WorkspaceBusy:
+                if is_opening:
+                    raise
                 opened = "this process writes it"  # which has begun it anew: LMDB allows one handle only
             if isinstance(opened, str):
                 self.was_reset, self._refused = opened, mark
@@ -315,10 +324,11 @@ class LmdbIndex:
                     return
                 except lmdb.MapFullError as error:
                     size = store.env.info()["map_size"]
-                    if size >= self._map_bytes_max:
+                    bytes_max = self._map_bytes_max + self._map_bytes_over - self._map_bytes_over % mmap.PAGESIZE
+                    if size >= bytes_max:
                         raise IndexFull(str(self._path), self._map_bytes_max) from error
                     with self._alone():
-                        store.env.set_mapsize(min(2 * size, self._map_bytes_max))
+                        store.env.set_mapsize(min(2 * size, bytes_max))
         except lmdb.Error as error:
             if error.code == errno.EIO:  # also what LMDB makes of a write that was cut short
                 self._probe()

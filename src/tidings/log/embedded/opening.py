@@ -21,7 +21,7 @@ from ..errors import StorageFull, WorkspaceBusy, WorkspaceUnusable
 from ..settings import LogSettings
 from .disk import Disk, FolderLock, OsDisk, is_full, read_file
 from .engine import EmbeddedLog
-from .index import Index, IndexDamaged, entries_of, entry_of
+from .index import Index, IndexDamaged, IndexFull, entries_of, entry_of
 from .journal import Journal
 from .layout import Layout
 from .lmdb_index import LmdbIndex
@@ -109,12 +109,7 @@ def _recover(
             state.add_stream(recovered.stream)
         if unmoved is not None:
             _show_unmoved(state, index, unmoved)
-        try:
-            _catch_up(index, state, disk, layout, encryptor)
-        except IndexDamaged as error:
-            logger.warning("%s; it is made anew", error)
-            index.reset()
-            _catch_up(index, state, disk, layout, encryptor)
+        index_full = _bring_index_up(index, state, disk, layout, encryptor)
         unflushed = [] if unmoved is None else unmoved.unflushed
         sizing = Sizing(settings, disk.space(layout.root), sum(stream.size_bytes for stream in state.streams()))
         room = None
@@ -133,7 +128,7 @@ def _recover(
         )
         journal.synced_seq = plan.last_seq
         journal.checkpointed_seq = state.flushed_seq
-        full = journal.ensure_space(needs_spare=True)
+        full = journal.ensure_space(needs_spare=True) or index_full
         return partial(
             EmbeddedLog,
             layout=layout,
@@ -237,6 +232,42 @@ def _show_unmoved(state: LogState, index: Index, unmoved: Unmoved) -> None:
 def _last_written_ns(state: LogState) -> int:
     times = [stream.segments[-1].last_written_at for stream in state.streams() if stream.segments]
     return ns_of(datetime.fromisoformat(max(times))) if times else 0  # as text they have the same order
+
+
+def _bring_index_up(
+    index: Index, state: LogState, disk: Disk, layout: Layout, encryptor: Encryptor | None
+) -> IndexFull | None:
+    """Enter what the index lacks. If it has no room for that, note what it lacks, and return why."""
+    for is_last in (False, True):
+        try:
+            _catch_up(index, state, disk, layout, encryptor)
+            return None
+        except IndexDamaged as error:
+            if is_last:
+                raise
+            logger.warning("%s; it is made anew", error)
+        except IndexFull as error:
+            if is_last or not state.dropped_through_seq:
+                _note_unindexed(index, state, disk, layout)
+                return error
+            logger.warning("%s; it is made anew without what was dropped", error)
+        index.reset()
+    raise AssertionError("two tries")
+
+
+def _note_unindexed(index: Index, state: LogState, disk: Disk, layout: Layout) -> None:
+    """Keep what the index lacks in memory."""
+    reader = SegmentReader(disk, layout)
+    try:
+        bounds = Bounds(seq_from=index.covers + 1)
+        walks = (reader.walk([view_of(stream, bounds)], bounds) for stream in state.streams())
+        entries = [entry for walk in walks for entry in entries_of(record for record, _ in walk)]
+    finally:
+        reader.close()
+    held = {entry.seq for entry in state.unindexed}
+    state.unindexed = sorted(
+        [*state.unindexed, *(e for e in entries if e.seq not in held)], key=lambda entry: entry.seq
+    )
 
 
 def _catch_up(index: Index, state: LogState, disk: Disk, layout: Layout, encryptor: Encryptor | None) -> None:

@@ -21,7 +21,7 @@ from ..errors import StorageFull
 from .checkpoint import append_seal_line, encode_seal, save_checkpoint
 from .disk import Disk, File, SerialExecutor, sync_for_good
 from .duplicates import Duplicates
-from .index import Index, IndexEntry
+from .index import Index, IndexEntry, IndexFull
 from .journal import Journal
 from .layout import Layout, StreamKey
 from .reserve import Reserve, SegmentRoom
@@ -273,7 +273,7 @@ class FlushScheduler:
         reserve: Reserve,
         room: SegmentRoom | None,
         delay_s: float | None = None,
-        on_flushed: Callable[[bool, StorageFull | None], None],
+        on_flushed: Callable[[bool, StorageFull | IndexFull | None], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
@@ -356,10 +356,11 @@ class FlushScheduler:
         is_spare_due = self.needs_spare or journal.wants_spare
         flushed: list[FlushedSegment] = []
         is_settled = False
-        full: StorageFull | None = None
+        full: StorageFull | IndexFull | None = None
+        index_full: IndexFull | None = None
 
         def job() -> None:
-            nonlocal full, is_settled
+            nonlocal full, index_full, is_settled
             flushed.extend(segment_writer.write(writes))
             is_settled = True
             if room is not None:
@@ -370,8 +371,11 @@ class FlushScheduler:
                 if room is not None:
                     room.give_back()
             if is_index:
-                segment_writer.feed_index(entries, seq)
-            full = journal.ensure_space(needs_spare=is_spare_due)
+                try:
+                    segment_writer.feed_index(entries, seq)
+                except IndexFull as error:
+                    index_full = error  # the segments are written all the same
+            full = journal.ensure_space(needs_spare=is_spare_due) or index_full
 
         def done(error: BaseException | None) -> None:
             self.is_busy = False
@@ -380,8 +384,9 @@ class FlushScheduler:
                 segment.flushed_bytes = flushed_bytes
                 segment.digest = digest or segment.digest
             if error is None:
-                self._take_in(seq, len(entries), is_checkpoint=is_checkpoint, is_index=is_index)
-                self.needs_spare = is_spare_due and full is not None
+                self._take_in(seq, len(entries), is_checkpoint=is_checkpoint, is_index=is_index and index_full is None)
+                self.is_index_due |= index_full is not None
+                self.needs_spare = is_spare_due and isinstance(full, StorageFull)
                 self._on_flushed(is_checkpoint, full)
             else:
                 again = [each._replace(room=0) for each in taken] if is_settled else taken

@@ -28,7 +28,7 @@ from ..errors import LogClosed, LogFenced, StorageFull
 from ..interface import Appended
 from ..line_codec import LogIdMaker, encode_before_id, encode_record_line
 from ..settings import LogSettings
-from .index import IndexDamaged, IndexEntry
+from .index import IndexDamaged, IndexEntry, IndexFull
 from .state import LogState, SegmentWrite, TopicState
 
 logger = logging.getLogger(__name__)
@@ -42,13 +42,15 @@ class WriteStatus:
         workspace: Which log this is, for the operator.
     """
 
-    __slots__ = ("_workspace", "is_full", "is_index_damaged", "refusal")
+    __slots__ = ("_workspace", "is_full", "is_index_damaged", "is_index_full", "refusal")
 
     def __init__(self, workspace: Path) -> None:
         self._workspace = workspace
         self.refusal: Callable[[], TidingsError] | None = None
         """Makes the error that says why nothing is accepted; ``None`` while all is well."""
         self.is_full = False
+        """No room on the disk, or in the index."""
+        self.is_index_full = False
         self.is_index_damaged = False
         """Going on without the index could take duplicates for new; it is derived, so the next opening makes it anew."""
 
@@ -66,11 +68,12 @@ class WriteStatus:
         """Accept nothing more; a reason that was there before stays."""
         self.refusal = self.refusal or LogClosed
 
-    def note_full(self, cause: StorageFull) -> bool:
-        """There is no room on the disk; whether that is news."""
+    def note_full(self, cause: StorageFull | IndexFull) -> bool:
+        """There is no room on the disk, or in the index; whether that is news."""
         if self.is_full:
             return False
         self.is_full = True
+        self.is_index_full = isinstance(cause, IndexFull)
         self.refusal = self.refusal or same_error(cause)
         logger.error("%s: events are refused until there is room", cause)
         return True
@@ -78,7 +81,7 @@ class WriteStatus:
     def note_room(self, *, is_closing: bool) -> None:
         """The disk took something: it is not full, or no longer."""
         if self.is_full:
-            self.is_full = False
+            self.is_full = self.is_index_full = False
             if not is_closing:
                 self.refusal = None
             logger.warning("there is room again: accepting events (workspace %s)", self._workspace)
@@ -87,14 +90,16 @@ class WriteStatus:
         """Storage has failed; returns what makes the error that says so."""
         cause = str(error) or type(error).__name__
         logger.error("storage error, the log accepts no more events (workspace %s): %s", self._workspace, cause)
-        self.is_full = False
+        self.is_full = self.is_index_full = False
         self.is_index_damaged = self.is_index_damaged or isinstance(error, IndexDamaged)
         self.refusal = lambda: LogFenced(cause)
         return self.refusal
 
 
-def same_error(cause: StorageFull) -> Callable[[], StorageFull]:
+def same_error(cause: StorageFull | IndexFull) -> Callable[[], TidingsError]:
     """Make errors that say the same: each caller gets one of its own."""
+    if isinstance(cause, IndexFull):
+        return lambda: IndexFull(cause.path, cause.bytes_max)
     return lambda: StorageFull(cause.path, cause.problem, cause.hint)
 
 
