@@ -422,3 +422,31 @@ async def test_whoever_shows_a_good_token_is_let_in_from_a_denied_address(beyond
         for each in clients:
             each.transport.disconnect(False)
         await until(lambda: all(each.is_gone for each in clients))
+
+
+@pytest.mark.parametrize(
+    ("reach", "closed"),
+    [
+        ("everything", ["known", "stranger", "subscriber"]),
+        ("subscriptions", ["subscriber"]),
+        ("unauthenticated", ["stranger"]),
+    ],
+)
+async def test_a_directive_closes_what_it_denies(reach: str, closed: list[str], tmp_path: Path) -> None:
+    """Of a member, a socket without a token and a subscriber those end that could not come in now."""
+    directive = {"decision": "deny", "target": "address:127.0.0.1", "reach": reach, "close_existing": True}
+    async with api(tmp_path) as (node, client):
+        headers = node.headers("alice", topics=["demo"])
+        sockets = {
+            "known": await connect(f"{node.ws_url}/happenings", extra_headers=headers),
+            "stranger": await connect(f"{node.ws_url}/groups"),
+            "subscriber": await connect(f"{node.ws_url}/events", extra_headers=headers),
+        }
+        sockets["subscriber"].say(b'{"type":"subscribe","app_id":"default","subscription_type":"graph"}')
+        await until(lambda: len(node.services.gateway.registry))
+        assert (await client.post("/v1/guard/directives", json=directive)).status_code == 201
+        await until(lambda: all(sockets[name].is_gone for name in closed))
+        assert sorted(name for name, socket in sockets.items() if socket.is_gone) == closed
+        for socket in sockets.values():
+            socket.transport.disconnect(False)
+        await until(lambda: all(socket.is_gone for socket in sockets.values()))

@@ -251,11 +251,12 @@ async def list_directives(session: Session) -> None:
     found = await _ask(session, "GET", "/v1/guard/directives")
     session.out.listing(
         "Directives",
-        ("decision", "target", "reason", "ends in>"),
+        ("decision", "target", "reach", "reason", "ends in>"),
         found["directives"],
         lambda each: (
             each["directive"]["decision"],
             each["directive"]["target"],
+            each["directive"].get("reach", "everything"),
             each["directive"].get("reason_code", "administrator"),
             f"{each['ends_in_s']:.0f} s",
         ),
@@ -288,13 +289,19 @@ async def deny(
     reason: Annotated[
         str, typer.Option("--reason", metavar="CODE", help="Why, in lower snake case.")
     ] = "administrator",
+    reach: Annotated[
+        str,
+        typer.Option(
+            "--reach", metavar="WHAT", help="everything, connections, subscriptions, or unauthenticated callers only."
+        ),
+    ] = "everything",
     closes: Annotated[bool, typer.Option("--close", help="End their open connections too.")] = False,
 ) -> None:
     """Let nobody in that is meant, for a time."""
     seconds = parse_span(span)
     if seconds is None:
         raise UsageProblem(f"--for: {span!r} is no span", "give one as 90s, 15m, 2h or 7d")
-    directive = {"decision": "deny", "target": target, "ttl_ms": seconds * 1000, "reason_code": reason}
+    directive = {"decision": "deny", "target": target, "ttl_ms": seconds * 1000, "reason_code": reason, "reach": reach}
     done = await _ask(session, "POST", "/v1/guard/directives", {**directive, "close_existing": closes})
     session.out.result(done, f"{target} is denied for {span}; {done['closed']} connections were closed")
 

@@ -414,6 +414,8 @@ class SubscriberRegistry:
         closed = 0
         for each in self:
             context = each.context
+            if directive.reach == "unauthenticated" and context.requester_identity_id != ANONYMOUS:
+                continue
             if not directive.covers(
                 identity=context.requester_identity_id,
                 app=context.app_id,

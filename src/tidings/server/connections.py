@@ -204,12 +204,13 @@ class Connections:
 
     def carry_out(self, directive: Directive) -> int:
         """Close whom a directive of the guard means; says how many those are."""
-        if not directive.closes:
+        if not directive.closes or directive.reach == "subscriptions":  # The gateway closes its subscribers itself.
             return 0
         meant = [
             each
             for each in self._open
             if each.is_open
+            and (directive.reach != "unauthenticated" or each in self._unauthenticated)
             and directive.covers(identity=each.identity, app=None, address=each.address, connection=str(each.number))
         ]
         for each in meant:
