@@ -408,7 +408,7 @@ class LedgerMatchesModel(RuleBasedStateMachine):
             assert subjects.find(addressing(name)) == model.id_of(name)
         for plugin in ("p1", "p2", "p3"):
             claimed = {name for name, (_, claimant) in model.names.items() if claimant == plugin}
-            assert set(map(str, subjects.addressings_claimed_by(plugin))) == claimed
+            assert set(map(str, subjects.claimed_by(plugin))) == claimed
         assert {kind: count for kind, count in subjects.type_counts().items() if count} == {
             kind: count for kind in TYPES if (count := list(model.types.values()).count(kind))
         }

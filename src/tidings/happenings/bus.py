@@ -35,6 +35,8 @@ CAPACITY: Final = 1024
 _ALONE_FACTOR: Final = 16
 """An idle receiver holds a single command of up to so many times its capacity in memory; a larger one is read from history."""
 
+_MATCHINGS_MAX: Final = 3
+"""How often very many happenings are matched with the filters in a thread, if receivers come or go meanwhile; then it is done at once."""
 ItemT = TypeVar("ItemT")
 
 
@@ -210,18 +212,22 @@ class _Mailbox:
 
 _Unit = Sequence[Envelope]
 """What one command emits, or the part of it that passes a filter: at least one."""
+_Matched = list[tuple[_Mailbox, Sequence[Envelope]]]
+"""What filtered mailboxes accept."""
 
 
 class _Reservation:
     """Seqs whose happenings are being written down."""
 
-    __slots__ = ("count", "first_seq", "units")
+    __slots__ = ("count", "first_seq", "matched", "units")
 
     def __init__(self, first_seq: int, count: int) -> None:
         self.first_seq = first_seq
         self.count = count
         self.units: list[_Unit] | None = None
         """None while it is open."""
+        self.matched: tuple[int, _Matched] | None = None
+        """What filtered mailboxes accept of it, for this version of the index."""
 
 
 class HappeningsBus:
@@ -254,6 +260,10 @@ class HappeningsBus:
         self._unfiltered: dict[_Mailbox, None] = {}
         self._filtered: dict[_Mailbox, None] = {}
         self._index: FilterIndex[_Mailbox] = FilterIndex()
+        self._index_version = 0
+        """Changes with every receiver with a filter that comes or goes."""
+        self._held: deque[AnyHappening] | None = None
+        """Plain emits that wait for their seqs, while it is not known how many are taken before them."""
         self._is_closed = False
 
     @property
@@ -278,6 +288,11 @@ class HappeningsBus:
         The happening is not written anywhere. What was reserved before it is delivered before it; of those that wait for that the newest are kept,
         as many as a receiver holds.
         """
+        if self._held is not None:
+            self._held.append(happening)
+            if len(self._held) > self.capacity:
+                self._miss_plain(self._held.popleft())
+            return
         self._minted_seq = seq = self._minted_seq + 1
         if self._is_closed:
             return
@@ -292,6 +307,16 @@ class HappeningsBus:
             self._miss_oldest_waiting()
         if is_uncovered and self._covers is not None:
             self._covers(seq)
+
+    def hold(self) -> None:
+        """Give no seqs to plain emits until ``resume``: happenings are being made that come before them. Of those that wait the newest are kept."""
+        self._held = deque()
+
+    def resume(self) -> None:
+        """Emit what was held."""
+        held, self._held = self._held or (), None
+        for happening in held:
+            self.emit(happening)
 
     def reserve(self, count: int) -> int:
         """
@@ -319,22 +344,36 @@ class HappeningsBus:
         """
         reservation = self._reservations.pop(first_seq)
         assert len(happenings) <= reservation.count
-        envelopes = list(map(Envelope, count(first_seq), happenings))
-        units: list[_Unit]
-        if ends is None:
-            units = [envelopes] if envelopes else []
-        elif len(ends) == len(envelopes) and [*ends] == [*range(1, len(ends) + 1)]:
-            units = [*zip(envelopes)]  # one each
-        else:
-            units, begin = [], 0
-            for end in ends:
-                if end > begin:
-                    units.append(envelopes[begin:end])
-                    begin = end
-            assert begin == len(envelopes)
-        reservation.units = units
+        reservation.units = _units_of(first_seq, happenings, ends)
         self._covered_seq = max(self._covered_seq, first_seq + len(happenings) - 1)
         self._release()
+
+    async def publish_many(
+        self, first_seq: int, happenings: Sequence[AnyHappening], ends: Sequence[int] | None = None
+    ) -> None:
+        """``publish`` of very many happenings: what takes long is done in a thread, and what is emitted meanwhile stays behind them."""
+        units = await asyncio.to_thread(_units_of, first_seq, happenings, ends)
+        matched: _Matched | None = None
+        for _ in range(_MATCHINGS_MAX):
+            version = self._index_version
+            matched = await asyncio.to_thread(self._match, units)
+            if version == self._index_version:
+                break
+            matched = None  # a receiver came or went: what it accepts is not known
+        reservation = self._reservations.pop(first_seq)
+        assert len(happenings) <= reservation.count
+        reservation.units = units
+        reservation.matched = None if matched is None else (self._index_version, matched)
+        self._covered_seq = max(self._covered_seq, first_seq + len(happenings) - 1)
+        self._release()
+
+    def _match(self, units: Sequence[_Unit]) -> _Matched | None:
+        """Return what each filtered mailbox accepts; none if receivers came or went meanwhile. May run in another thread."""
+        envelopes = units[0] if len(units) == 1 else [envelope for unit in units for envelope in unit]
+        try:
+            return list(self._index.matching_batches(envelopes)) if envelopes and self._index else []
+        except (RuntimeError, KeyError):  # changed while it was looked through
+            return None
 
     def abandon(self, first_seq: int) -> None:
         """Give up a reservation: the write failed. Its seqs are left out, and no cursor ever stands on one."""
@@ -362,6 +401,7 @@ class HappeningsBus:
             self._unfiltered[mailbox] = None
         else:
             self._filtered[mailbox] = None
+            self._index_version += 1
             mailbox.index_number = self._index.add(filter, mailbox)
         return Receiver(self, mailbox)
 
@@ -380,6 +420,7 @@ class HappeningsBus:
             del self._unfiltered[mailbox]
         else:
             del self._filtered[mailbox]
+            self._index_version += 1
             self._index.remove(mailbox.index_number)
 
     def _release(self) -> None:
@@ -395,6 +436,12 @@ class HappeningsBus:
                 self._plain_waiting_count -= 1
             elif first.units is None:
                 break
+            elif first.matched is not None and first.units:
+                if ready:
+                    self._deliver(ready)
+                    ready = []
+                version, matched = first.matched
+                self._deliver(first.units, matched if version == self._index_version else None)
             else:
                 ready.extend(first.units)
             self._waiting.popleft()
@@ -402,17 +449,21 @@ class HappeningsBus:
         if ready:
             self._deliver(ready)
 
-    def _deliver(self, units: Sequence[_Unit]) -> None:
+    def _deliver(self, units: Sequence[_Unit], matched: _Matched | None = None) -> None:
         self.last_seq = units[-1][-1].seq
         if self._unfiltered:
             happening_count = sum(map(len, units))
             for mailbox in self._unfiltered:
                 mailbox.put(units, happening_count)
         if self._index:
-            envelopes = units[0] if len(units) == 1 else [envelope for unit in units for envelope in unit]
+            if matched is None:
+                envelopes = units[0] if len(units) == 1 else [envelope for unit in units for envelope in unit]
+                found = self._index.matching_batches(envelopes)
+            else:
+                found = iter(matched)
             split: Sequence[Envelope] = ()
             parts: Sequence[_Unit] = ()
-            for mailbox, accepted in self._index.matching_batches(envelopes):
+            for mailbox, accepted in found:
                 if accepted is not split:  # many mailboxes share a list
                     split, parts = accepted, _by_unit(accepted, units)
                 mailbox.put(parts, len(accepted))
@@ -422,9 +473,29 @@ class HappeningsBus:
         place, envelope = next((place, each) for place, each in enumerate(self._waiting) if isinstance(each, Envelope))
         del self._waiting[place]
         self._plain_waiting_count -= 1
-        for mailbox in (*self._unfiltered, *self._index.matching(envelope.happening)):
+        self._miss_plain(envelope.happening)
+
+    def _miss_plain(self, happening: AnyHappening) -> None:
+        for mailbox in (*self._unfiltered, *self._index.matching(happening)):
             mailbox.missed_count += 1
             mailbox.wake()
+
+
+def _units_of(first_seq: int, happenings: Sequence[AnyHappening], ends: Sequence[int] | None) -> list[_Unit]:
+    """Return the happenings with their seqs, by command. ``ends`` as of ``publish``."""
+    envelopes = list(map(Envelope, count(first_seq), happenings))
+    if ends is None:
+        return [envelopes] if envelopes else []
+    if len(ends) == len(envelopes) and [*ends] == [*range(1, len(ends) + 1)]:
+        return [*zip(envelopes)]  # one each
+    units: list[_Unit] = []
+    begin = 0
+    for end in ends:
+        if end > begin:
+            units.append(envelopes[begin:end])
+            begin = end
+    assert begin == len(envelopes)
+    return units
 
 
 def _by_unit(envelopes: Sequence[Envelope], units: Sequence[_Unit]) -> Sequence[_Unit]:

@@ -22,8 +22,8 @@ from tidings.happenings.variants import (
 
 from .admin_ledger import AdminEntry, AdminLedger
 from .catalogue import CurrentCatalogue
-from .claims import RelationName, relation_forgotten, retract, violations
-from .commands import Command, CommandOutcome, check_name, check_reason
+from .claims import RelationName, relation_forgotten, retract, violations, weight_of
+from .commands import Command, CommandOutcome, check_emission, check_name, check_reason
 from .errors import InvalidCommand, TargetPluginUnknown
 from .relations import Relations, Triple
 from .state import FIRST_RULES, LedgerState
@@ -38,11 +38,15 @@ class ForceRetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=T
     """
 
     is_rehearsable = True
+    is_weighed = True
     admin: str
     target_plugin: str
     addressing: Addressing
     is_loaded: bool = False
     reason: str | None = None
+
+    def weight(self, state: LedgerState) -> int:
+        return weight_of(state, self.addressing)
 
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``TargetPluginUnknown`` and ``InvalidCommand``."""
@@ -55,6 +59,8 @@ class ForceRetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=T
             (held.addressing, held.claimant) == (self.addressing, self.target_plugin) for held in record.addressings
         ):
             return CommandOutcome(result="not_found", is_changed=False)
+        if len(record.addressings) == 1:
+            check_emission(state, type(self).__name__, state.part(Relations).count_touching(record.canonical_id))
         state.begin_change()
         state.part(AdminLedger).record(
             AdminEntry(

@@ -34,7 +34,7 @@ from tidings.happenings.variants import (
 )
 
 from .catalogue import CurrentCatalogue, PredicateDeclaration
-from .commands import Command, CommandOutcome, check_json, check_name, check_reason
+from .commands import Command, CommandOutcome, check_emission, check_json, check_name, check_reason
 from .conflicts import ClaimEntry, ClaimLog, ConflictEnd, Conflicts, SubjectClaim, SubjectsConflict
 from .errors import (
     InvalidCommand,
@@ -199,6 +199,7 @@ def retract(
     Raises:
         UnknownSubject: Nobody claims it.
         NotClaimant: Another plugin claims it.
+        CommandTooLarge: The subject would be forgotten with more relations than one command may emit happenings.
     """
     subjects = state.part(Subjects)
     owner = subjects.find(addressing)
@@ -216,6 +217,8 @@ def retract(
             at_ms=at_ms, plugin=plugin, canonical_id=owner, scheme=addressing.scheme, value=addressing.value
         )
         return Retracted("addressing_removed", owner), [removed]
+    relations = state.part(Relations)
+    check_emission(state, "RetractAddressing", relations.count_touching(owner))
     actor = plugin if by is None else by
     subjects.retire(
         AliasRecord(
@@ -230,9 +233,7 @@ def retract(
     forgotten = SubjectForgotten(at_ms=at_ms, plugin=actor, canonical_id=owner, subject_type=record.subject_type)
     cascade = SubjectCascade(owner)
     happenings: list[Happening] = [forgotten]
-    happenings.extend(
-        relation_forgotten(at_ms, actor, triple, cascade) for triple in state.part(Relations).forget_touching(owner)
-    )
+    happenings.extend(relation_forgotten(at_ms, actor, triple, cascade) for triple in relations.forget_touching(owner))
     state.part(Conflicts).settle([owner], subjects.is_live, ConflictEnd.FORGOTTEN, at_ms)
     return Retracted("subject_forgotten", owner), happenings
 
@@ -295,12 +296,22 @@ class AnnounceSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
         return CommandOutcome(happenings, announced, is_changed)
 
 
+def weight_of(state: LedgerState, *names: SubjectName) -> int:
+    """How many relations these subjects have, together."""
+    records = filter(None, map(state.part(Subjects).resolve, names))
+    return 1 + sum(state.part(Relations).count_touching(record.canonical_id) for record in records)
+
+
 class RetractAddressing(Command, frozen=True, kw_only=True, omit_defaults=True):
     """A plugin takes a name back that it claims. Answers ``Retracted``."""
 
+    is_weighed = True
     plugin: str
     addressing: Addressing
     reason: str | None = None
+
+    def weight(self, state: LedgerState) -> int:
+        return weight_of(state, self.addressing)
 
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownSubject``, ``NotClaimant`` and ``InvalidCommand``."""

@@ -21,11 +21,13 @@ import msgspec
 from tidings.core.names import snake_case
 from tidings.happenings.happening import Happening
 
-from .errors import CommandDeclaredTwice, InvalidCommand
-from .state import LedgerState, Rehearsed
+from .errors import CommandDeclaredTwice, CommandTooLarge, InvalidCommand
+from .state import FIRST_RULES, LedgerState, Rehearsed
 
 _CONTROL: Final = re.compile(r"[\x00-\x1f\x7f]")
 TEXT_BYTES_MAX: Final = 4096
+HAPPENINGS_COUNT_MAX: Final = 1_000_000
+"""What one command may emit, about: a merge of 500,000 relations, for example."""
 PAYLOAD_BYTES_MAX: Final = 1 << 20
 JSON_BYTES_MAX: Final = 65_536
 JSON_DEPTH_MAX: Final = 100
@@ -59,6 +61,13 @@ class Command(
 
     is_rehearsable: ClassVar[bool] = False
     """Whether ``execute`` calls ``state.begin_change()`` before its first change, so that its checks can be made without it."""
+
+    is_weighed: ClassVar[bool] = False
+    """Whether it may take long, so that ``weight`` is asked before it is executed."""
+
+    def weight(self, state: LedgerState) -> int:
+        """About how many relations it changes. With thousands it is executed in another thread, while the ledger's readers wait."""
+        return 1
 
     def __init_subclass__(cls, **config: Any) -> None:
         super().__init_subclass__(**config)
@@ -105,6 +114,22 @@ def rehearse(command: Command, state: LedgerState, at_ms: int) -> Rehearsal:
         return Rehearsal(True)
     finally:
         state.is_rehearsal = False
+
+
+def check_emission(state: LedgerState, command: str, count: int) -> None:
+    """
+    See that a command emits no more than one command may; to be called before its first change.
+
+    Args:
+        state: The ledger's state.
+        command: The command's class.
+        count: About how many happenings it would emit.
+
+    Raises:
+        CommandTooLarge: It would emit more than ``HAPPENINGS_COUNT_MAX``.
+    """
+    if count > HAPPENINGS_COUNT_MAX and state.rules > FIRST_RULES:
+        raise CommandTooLarge(command, count, HAPPENINGS_COUNT_MAX, "happenings")
 
 
 def check_text(field: str, value: object) -> str:

@@ -202,16 +202,17 @@ class CommandDeclaredTwice(LedgerError):
 
 
 class CommandTooLarge(LedgerError):
-    """A command's JSON is longer than a record may be."""
+    """A command's JSON is longer than a record may be, or the command would emit more happenings than one command may."""
 
     code = "ledger.command_too_large"
     error_class = ErrorClass.CONTRACT_VIOLATION
     subclass = "command_too_large"
-    text = "the command {command!r} is {size} bytes of JSON; at most {size_max} are allowed"
-    hint = "store large content elsewhere and name it here, or raise record_bytes_max"
+    text = "the command {command!r} comes to {size} {unit}; at most {size_max} are allowed"
+    hint = "of bytes: store large content elsewhere and name it here, or raise record_bytes_max; of happenings: retract relations first"
     command: str
     size: int
     size_max: int
+    unit: str
 
 
 class UnknownCommand(LedgerError):

@@ -14,7 +14,7 @@ import msgspec
 
 from tidings.happenings.variants import FactoryInstanceAnnounced, FactoryInstanceRetracted
 
-from .claims import announce, retract
+from .claims import announce, retract, weight_of
 from .commands import Command, CommandOutcome, check_name, check_payload
 from .errors import DuplicateInstance, InvalidCommand, UnknownInstance
 from .state import LedgerState
@@ -135,8 +135,12 @@ class AnnounceInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
 class RetractInstance(Command, frozen=True, kw_only=True, omit_defaults=True):
     """An instance is gone, and its subject with it."""
 
+    is_weighed = True
     plugin: str
     instance_id: str
+
+    def weight(self, state: LedgerState) -> int:
+        return weight_of(state, addressing_of(self.plugin, self.instance_id))
 
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         instances = state.part(FactoryInstances)

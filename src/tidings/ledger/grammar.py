@@ -25,7 +25,8 @@ from tidings.happenings.variants import GrammarMigrationProgress, GrammarOrphans
 
 from .admin_ledger import AdminEntry, AdminLedger
 from .catalogue import CurrentCatalogue
-from .commands import Command, CommandOutcome, check_name, check_text
+from .claims import weight_of
+from .commands import Command, CommandOutcome, check_emission, check_name, check_text
 from .errors import InvalidCommand, MigrationInFlight, NotAnOrphan, UndeclaredTargetType, UnknownOrphans
 from .merging import migrate_subject
 from .predicates import Field, Predicate, predicate_test
@@ -347,6 +348,7 @@ class BeginGrammarMigration(Command, frozen=True, kw_only=True, omit_defaults=Tr
 class MigrateGrammarBatch(Command, frozen=True, kw_only=True, omit_defaults=True):
     """Migrate some subjects. One that is gone meanwhile, or is to stay by now, is passed over. The result is how many were migrated."""
 
+    is_weighed = True
     admin: str
     from_type: str
     migration_id: str
@@ -355,8 +357,11 @@ class MigrateGrammarBatch(Command, frozen=True, kw_only=True, omit_defaults=True
     remaining: int
     """How many are to follow."""
 
+    def weight(self, state: LedgerState) -> int:
+        return weight_of(state, *(old_id for old_id, _ in self.moves)) + len(self.moves)
+
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
-        """Raises ``InvalidCommand``: the migration is over, or an id was used before."""
+        """Raises ``InvalidCommand``: the migration is over, or an id was used before. ``CommandTooLarge``: take smaller batches."""
         row = _migrating(state, self.from_type, self.migration_id)
         assert row.strategy is not None
         choose, subjects = row.strategy.chooser(), state.part(Subjects)
@@ -364,6 +369,7 @@ class MigrateGrammarBatch(Command, frozen=True, kw_only=True, omit_defaults=True
             raise InvalidCommand("moves", "has an id twice")
         for _, new_id in self.moves:
             check_new_id(state, "moves", new_id)
+        check_emission(state, type(self).__name__, 2 * self.weight(state))
         told: list[Happening] = []
         completed = row.completed
         for old_id, new_id in self.moves:

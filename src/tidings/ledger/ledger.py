@@ -34,7 +34,7 @@ from tidings.happenings.errors import InvalidHappening
 from tidings.happenings.facade import Happenings
 from tidings.happenings.happening import AnyHappening
 from tidings.log.encoding import check_payload
-from tidings.log.interface import Log, Refused
+from tidings.log.interface import Appended, Log, Refused
 from tidings.log.settings import LogSettings
 
 from .admins import Admin
@@ -77,6 +77,17 @@ _SEQ_BLOCK: Final = 1000
 """Seqs that are written down as used at once, for plain emits."""
 _RETRY_S: Final = 1.0
 """How long a ledger whose state could not be made again waits before it tries the next time."""
+_EXECUTING_S_MAX: Final = 0.02
+"""How long the commands of one commit are executed in a row; the others wait for the next commit, and the event loop goes on in between."""
+_WEIGHT_MAX: Final = 1000
+"""Commands that change more relations than that are executed in a thread."""
+_APPENDED_COUNT: Final = 4000
+"""Happenings that are appended in one call, about, where a commit has more."""
+_CHECK_COUNT: Final = 64
+"""Commands and happenings after which the time is looked at."""
+_SLICE_COUNT: Final = 500
+_SLICE_BYTES: Final = 256 * 1024
+"""Of a list of commands, so many, or so much of their JSON, are checked in a row."""
 _BRACKETS_MAX: Final = 50
 _LONG_NUMBER: Final = b"0" * 19
 _ZEROS: Final = bytes.maketrans(b"123456789", b"000000000")
@@ -373,7 +384,15 @@ class Ledger:
         """
         if not commands:
             return []
-        request = CommandRequest([self._prepare(command) for command in commands], self._loop.create_future(), [])
+        prepared: list[Prepared] = []
+        size = 0
+        for number, command in enumerate(commands, 1):
+            prepared.append(self._prepare(command))
+            size += len(prepared[-1].json)
+            if (size > _SLICE_BYTES or number % _SLICE_COUNT == 0) and number < len(commands):
+                size = 0
+                await asyncio.sleep(0)
+        request = CommandRequest(prepared, self._loop.create_future(), [])
         if self._waiting_count >= self.settings.waiting_count_max:
             await self._wait_for_room()
         self._give(request)
@@ -500,7 +519,7 @@ class Ledger:
             raise InvalidCommand(type(command).__name__, f"cannot be stored as JSON: {error}") from error
         size, size_max = len(prepared.json), self.settings.record_bytes_max
         if size > size_max:
-            raise CommandTooLarge(type(command).__name__, size, size_max)
+            raise CommandTooLarge(type(command).__name__, size, size_max, "bytes of JSON")
         return prepared
 
     async def _wait_for_room(self) -> None:
@@ -671,26 +690,20 @@ class Ledger:
     async def _commit(self, slices: Sequence[Slice]) -> None:
         """Execute, store, tell, answer."""
         commit = Commit(self.clock.now_ns() // 1_000_000, self._next_offset)
-        with collector_paused():
-            bug = self._execute(commit, slices)
+        bug = await self._execute_and_reserve(commit, slices)
         if commit.events:
             if not self._marks.epoch:
                 self._begin_first_epoch(commit)
-            if commit.happenings:
-                commit.first_seq = self._bus.reserve(len(commit.happenings))
             try:
-                authorise = accepts_in_order() if len(commit.events) > 1 else None
-                verdicts = await self.log.append_many(commit.events, authorise=authorise)
-                refused = [verdict.error for verdict in verdicts if isinstance(verdict, Refused)]
-                if refused:
-                    raise refused[0]
+                last = await self._append(commit)
             except (TidingsError, OSError) as error:
                 await self._after_failure(commit, error)
                 return
-            last = verdicts[-1]
-            assert not isinstance(last, Refused)
             self._next_offset, self._last_event_id = last.offset + 1, last.event_id
-            self._publish(commit, len(commit.happenings))
+            if len(commit.happenings) > _APPENDED_COUNT:
+                await self._publish_many(commit)
+            else:
+                self._publish(commit, len(commit.happenings))
         for step in commit.steps:
             step.request.add(step.result)
         if bug is not None:
@@ -698,6 +711,48 @@ class Ledger:
             await self._recover_or_fail()
         elif self._snapshots.is_due(self._next_offset) and not self._has_ended:
             self._snapshots.begin(*self._freeze())  # one that is being closed takes its own
+
+    async def _execute_and_reserve(self, commit: Commit, slices: Sequence[Slice]) -> Exception | None:
+        """Execute commands, in a thread if they are heavy, and reserve the seqs of their happenings. As ``_execute``."""
+        state = self._state
+        assert state is not None
+        weight = sum(
+            each.command.weight(state) for _, commands in slices for each in commands if each.command.is_weighed
+        )
+        if weight <= _WEIGHT_MAX:
+            bug, left, done = self._execute(commit, slices)
+            self._put_back(left, done)
+            if commit.happenings:
+                commit.first_seq = self._bus.reserve(len(commit.happenings))
+            return bug
+        self._bus.hold()  # how many seqs the commands take is not known before they are executed
+        try:
+            bug, left, done = await asyncio.to_thread(self._execute, commit, slices)
+            self._put_back(left, done)
+            if commit.happenings:
+                commit.first_seq = self._bus.reserve(len(commit.happenings))
+        finally:
+            self._bus.resume()
+        return bug
+
+    async def _append(self, commit: Commit) -> Appended:
+        """
+        Append the records of a commit, those with very many happenings a few at a time. Return the last.
+
+        What a crash cuts off of a command is completed at the next opening.
+        """
+        events = commit.events
+        together = max(1, len(events) * _APPENDED_COUNT // max(_APPENDED_COUNT, len(commit.happenings)))
+        last: Appended | None = None
+        for begin in range(0, len(events), together):
+            some = events[begin : begin + together]
+            for verdict in await self.log.append_many(some, authorise=accepts_in_order() if len(some) > 1 else None):
+                if isinstance(verdict, Refused):
+                    raise verdict.error
+                assert isinstance(verdict, Appended)
+                last = verdict
+        assert last is not None
+        return last
 
     def _begin_first_epoch(self, commit: Commit) -> None:
         """
@@ -710,7 +765,7 @@ class Ledger:
             command,
             encode_command(command),
             at_ms=commit.at_ms,
-            seq=self._bus.minted_seq + 1,
+            seq=self._bus.minted_seq + 1 if commit.first_seq is None else commit.first_seq,
             happenings=(),
             happenings_json=b"",
             bytes_max=self.settings.record_bytes_max,
@@ -719,20 +774,33 @@ class Ledger:
             step.first_event += 1
         self._marks.epoch = command.epoch
 
-    def _execute(self, commit: Commit, slices: Sequence[Slice]) -> Exception | None:
+    def _execute(self, commit: Commit, slices: Sequence[Slice]) -> tuple[Exception | None, Sequence[Slice], int]:
         """
         Change the state by all of the commands, and make their records.
 
         Returns:
-            What a command has raised that is no refusal: the state may be changed by half. Those behind it are back in the queue.
+            What a command has raised that is no refusal: the state may be changed by half. Then the commands that were not executed, because of
+            that or for lack of time, as slices, and how many of the first one were.
         """
+        with collector_paused():
+            return self._execute_each(commit, slices)
+
+    def _execute_each(self, commit: Commit, slices: Sequence[Slice]) -> tuple[Exception | None, Sequence[Slice], int]:
         state, at_ms = self._state, commit.at_ms
         assert state is not None
         seq, bytes_max = self._bus.minted_seq + 1, self.settings.record_bytes_max
         steps, events, happenings = commit.steps, commit.events, commit.happenings
         emitted = EmittedTogether(at_ms, bytes_max)
+        monotonic = self.clock.monotonic
+        stops_at = monotonic() + _EXECUTING_S_MAX
+        checks_at = _CHECK_COUNT
         for at, (request, commands) in enumerate(slices):
             for number, prepared in enumerate(commands):
+                if len(steps) + len(happenings) > checks_at:
+                    if monotonic() >= stops_at:
+                        emitted.flush(events)
+                        return None, slices[at:], number
+                    checks_at += _CHECK_COUNT
                 command = prepared.command
                 if command.__class__ is EmitHappenings:
                     told = command.happenings
@@ -752,8 +820,7 @@ class Ledger:
                 except Exception as error:
                     logger.exception("the command %s failed", type(command).__name__)
                     steps.append(CommandStep(request, error, first_event, len(happenings), is_stored=False))
-                    self._put_back(slices[at:], number + 1)
-                    return error
+                    return error, slices[at:], number + 1
                 if is_changed:
                     events += events_of(
                         command,
@@ -767,7 +834,7 @@ class Ledger:
                     happenings += told
                 steps.append(CommandStep(request, result, first_event, len(happenings), is_stored=is_changed))
         emitted.flush(events)
-        return None
+        return None, (), 0
 
     def _put_back(self, slices: Sequence[Slice], done: int) -> None:
         """Let commands wait again, the first ``done`` of them not."""
@@ -789,6 +856,14 @@ class Ledger:
             self._history.stored(commit.first_seq, commit.first_seq + count - 1)
         ends = [step.end for step in commit.steps if step.end <= count]
         self._bus.publish(commit.first_seq, commit.happenings[:count], ends)
+
+    async def _publish_many(self, commit: Commit) -> None:
+        """``_publish`` of all of a commit with very many happenings."""
+        assert commit.first_seq is not None
+        count = len(commit.happenings)
+        self._marks.note_told(commit.first_seq + count - 1)
+        self._history.stored(commit.first_seq, commit.first_seq + count - 1)
+        await self._bus.publish_many(commit.first_seq, commit.happenings, [step.end for step in commit.steps])
 
     # When something fails
 

@@ -33,8 +33,8 @@ from tidings.happenings.variants import (
 
 from .admin_ledger import AdminEntry, AdminLedger
 from .catalogue import CurrentCatalogue
-from .claims import RelationName
-from .commands import Command, CommandOutcome, check_name, check_reason
+from .claims import RelationName, weight_of
+from .commands import Command, CommandOutcome, check_emission, check_name, check_reason
 from .conflicts import ClaimEntry, ClaimLog, ConflictEnd, Conflicts, Replaced
 from .errors import (
     InvalidCommand,
@@ -67,11 +67,15 @@ class MergeSubjects(Command, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     is_rehearsable = True
+    is_weighed = True
     admin: str
     a: SubjectName
     b: SubjectName
     new_id: str
     reason: str | None = None
+
+    def weight(self, state: LedgerState) -> int:
+        return weight_of(state, self.a, self.b)
 
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``MergeSourceUnknown``, ``MergeSelfTarget``, ``MergeCrossType`` and ``InvalidCommand``."""
@@ -83,10 +87,12 @@ class MergeSubjects(Command, frozen=True, kw_only=True, omit_defaults=True):
         if a.subject_type != b.subject_type:
             raise MergeCrossType(a.subject_type, b.subject_type)
         check_new_id(state, "new_id", self.new_id)
-
-        state.begin_change()
         subjects, relations = state.part(Subjects), state.part(Relations)
         sources = (a.canonical_id, b.canonical_id)
+        # Each relation is rewritten, and has a claim at least that is reassigned.
+        check_emission(state, type(self).__name__, 2 * sum(map(relations.count_touching, sources)))
+
+        state.begin_change()
         for source in sources:
             _retire(subjects, source, (self.new_id,), AliasKind.MERGED, at_ms, self.admin, self.reason)
         subjects.put(SubjectRecord(self.new_id, a.subject_type, a.addressings + b.addressings, at_ms, at_ms))
@@ -157,6 +163,7 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
     """
 
     is_rehearsable = True
+    is_weighed = True
     admin: str
     source: SubjectName
     partition: tuple[tuple[Addressing, ...], ...]
@@ -165,6 +172,9 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
     strategy: SplitStrategy = SplitStrategy.TO_BOTH
     assignments: tuple[RelationAssignment, ...] = ()
     reason: str | None = None
+
+    def weight(self, state: LedgerState) -> int:
+        return weight_of(state, self.source) * len(self.new_ids)
 
     def execute(self, state: LedgerState, at_ms: int) -> CommandOutcome:
         """Raises ``UnknownSubject``, ``SplitTargetIndexOutOfBounds`` and ``InvalidCommand``."""
@@ -179,9 +189,11 @@ class SplitSubject(Command, frozen=True, kw_only=True, omit_defaults=True):
             raise InvalidCommand("new_ids", "must be one id for each group, each another")
         for new_id in self.new_ids:
             check_new_id(state, "new_ids", new_id)
+        old_id = source.canonical_id
+        copies = 1 if self.strategy is SplitStrategy.TO_FIRST else len(self.new_ids)
+        check_emission(state, type(self).__name__, 2 * copies * relations.count_touching(old_id))
 
         state.begin_change()
-        old_id = source.canonical_id
         _retire(subjects, old_id, self.new_ids, AliasKind.SPLIT, at_ms, self.admin, self.reason)
         parts = [
             SubjectRecord(new_id, source.subject_type, group, at_ms, at_ms)

@@ -18,7 +18,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Literal, NamedTuple, Self, TypeVar
 
 from tidings.core.clock import within
 from tidings.happenings.variants import HealthStatus, PluginEvent
@@ -81,6 +81,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 _T = TypeVar("_T")
+_RETRACTED_TOGETHER: Final = 1000
 Named = tuple[str, str] | str
 """How a verb names a subject: by an addressing (scheme and value), or by its canonical id."""
 
@@ -523,9 +524,13 @@ class Plugin:
         """Retract all addressings; how many. The plugin is unloaded then."""
         self._is_unloaded = True
         await self._ledger.finish_waiting()
-        claimed = await self._ledger.read(lambda state: state.part(Subjects).addressings_claimed_by(self.name))
-        commands = [RetractAddressing(plugin=self.name, addressing=addressing) for addressing in claimed]
-        count = await do_all(self._ledger, commands)
+        names = await self._ledger.read(lambda state: state.part(Subjects).claimed_by(self.name))
+        claimed = sorted(names) if len(names) <= _RETRACTED_TOGETHER else await asyncio.to_thread(sorted, names)
+        count = 0
+        for begin in range(0, len(claimed), _RETRACTED_TOGETHER):
+            some = claimed[begin : begin + _RETRACTED_TOGETHER]
+            commands = [RetractAddressing(plugin=self.name, addressing=addressing) for addressing in some]
+            count += await do_all(self._ledger, commands)
         self._directory.forget(self)
         await self._ledger.finish_waiting()
         return count

@@ -387,6 +387,14 @@ class Relations:
         forward, inverse = directions
         return (forward if direction is WalkDirection.FORWARD else inverse).first_visible(subject_id, count_max)
 
+    def count_touching(self, subject_id: str) -> int:
+        """Count the relations that have this subject at an end, suppressed ones too; one with itself counts twice."""
+        return sum(
+            len(direction.rows.get(subject_id, ()))
+            for directions in self._graph.by_predicate.values()
+            for direction in directions
+        )
+
     def touching(self, subject_id: str) -> list[Triple]:
         """Every relation that has this subject at an end, suppressed ones too, sorted."""
         found: set[Triple] = set()

@@ -277,9 +277,9 @@ class Subjects:
         """Whether a plugin claims any addressing."""
         return plugin in self._addressings_by_claimant
 
-    def addressings_claimed_by(self, plugin: str) -> tuple[Addressing, ...]:
-        """The addressings that a plugin claims, in their order."""
-        return tuple(sorted(self._addressings_by_claimant.get(plugin, ())))
+    def claimed_by(self, plugin: str) -> tuple[Addressing, ...]:
+        """The addressings that a plugin claims, in no order."""
+        return tuple(self._addressings_by_claimant.get(plugin, ()))
 
     def put(self, record: SubjectRecord) -> None:
         """Store a subject, new or changed. Its addressings must be nobody else's."""

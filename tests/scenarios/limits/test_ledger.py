@@ -71,6 +71,7 @@ async def test_a_command_beyond_its_limit_is_rejected_and_stores_nothing(
 ) -> None:
     """``InvalidCommand`` names the part; the ledger's position does not move, and the same call at the limit works."""
     plugin = ledger.plugin("org.example.player")
+    await ledger.finish_waiting()
     before = ledger.happenings.last_seq
     with pytest.raises((InvalidCommand, CommandTooLarge)):
         await call(plugin, beyond(limit))
