@@ -11,6 +11,7 @@ class World {
   asked = [];
   pauses = [];
   pages = [];
+  time = 0;
   upgrades = () => true;
 
   stream(options) {
@@ -64,6 +65,7 @@ class World {
         return 0;
       },
       clearTimeout: () => {},
+      now: () => world.time,
     };
     return new EventStream("http://node", { platform, ...options });
   }
@@ -199,6 +201,28 @@ test("a token that is refused is caught up from, and one that overflows at once 
     again.subscribed(2);
     again.envelope(3);
     assert.deepEqual(await third, [3]);
+  }
+});
+
+test("a program that is too slow waits longer each time before it subscribes again", async () => {
+  const world = new World();
+  const stream = world.stream({});
+  const first = next(stream, 1);
+  (await world.connected()).subscribed(0);
+  world.socket.envelope(1);
+  await first;
+  for (const least of [1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 1_000]) {
+    if (least === 1_000) world.time += 61_000; // a connection that has lasted is a new beginning
+    world.pauses = [];
+    const seq = stream.position;
+    const more = next(stream, 1);
+    world.socket.cut(4413, "buffer_overflow");
+    await world.connected(world.sockets.length + 1);
+    const pause = Math.max(...world.pauses);
+    assert.ok(pause >= least && pause <= least + 250, `${pause} and not ${least}`);
+    world.socket.subscribed(seq, true);
+    world.socket.envelope(seq + 1);
+    assert.deepEqual(await more, [seq + 1]);
   }
 });
 

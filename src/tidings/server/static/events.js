@@ -21,6 +21,9 @@
 
 const PAUSE_MS = 250;
 const PAUSE_MS_MAX = 30_000;
+/** The pause after a close for a full buffer: it doubles each time, and begins again when a connection has lasted for LASTING_MS. */
+const OVERFLOW_PAUSE_MS = 1_000;
+const LASTING_MS = 60_000;
 const CONNECT_MS_MAX = 10_000;
 const PAGE_MS_MAX = 60_000;
 const ACKS_TOGETHER_MAX = 64;
@@ -107,7 +110,10 @@ export class EventStream {
   #acksTogether = 1;
   #refusal = "";
   #failures = 0;
+  #overflows = 0;
+  #subscribedAt = 0;
   #isClosed = false;
+  #now;
   #timers;
   #WebSocket;
   #fetch;
@@ -153,6 +159,7 @@ export class EventStream {
     }
     this.#WebSocket = platform.WebSocket ?? globalThis.WebSocket;
     this.#fetch = platform.fetch ?? globalThis.fetch.bind(globalThis);
+    this.#now = platform.now ?? (() => globalThis.performance.now());
     this.#timers = {
       set: platform.setTimeout ?? globalThis.setTimeout.bind(globalThis),
       clear: platform.clearTimeout ?? globalThis.clearTimeout.bind(globalThis),
@@ -373,6 +380,7 @@ export class EventStream {
 
   #subscribed(answer) {
     this.#failures = 0;
+    this.#subscribedAt = this.#now();
     this.#acksTogether = Math.max(1, Math.min(ACKS_TOGETHER_MAX, Math.floor(answer.per_connection / 4)));
     if (answer.resumed) return;
     this.#resumeToken = null;
@@ -417,7 +425,7 @@ export class EventStream {
     this.#isBehind = this.#hasGraph && this.#reached !== null && (this.#resumeToken === null || !wasOpen);
     if (this.#isBehind) this.#resumeToken = null;
     else if (!wasOpen && (await this.#ask(new URLSearchParams({ app: this.#wanted.app_id, limit: "1" }))) === null) return;
-    if (advice !== "new_token" && code !== 4409) await this.#pause();
+    if (advice !== "new_token" && code !== 4409) await this.#pause(this.#overflowPause(code));
     this.#failures += 1;
   }
 
@@ -427,10 +435,18 @@ export class EventStream {
     return new EventStreamError(code, reason, this.#refusal);
   }
 
-  async #pause() {
+  /** How long to wait at least: a node denies subscriptions to whoever overflows and comes back at once. */
+  #overflowPause(code) {
+    if (this.#now() - this.#subscribedAt > LASTING_MS) this.#overflows = 0;
+    if (code !== 4413) return 0;
+    this.#overflows += 1;
+    return Math.min(PAUSE_MS_MAX, OVERFLOW_PAUSE_MS * 2 ** (this.#overflows - 1));
+  }
+
+  async #pause(least = 0) {
     const longest = Math.min(PAUSE_MS_MAX, PAUSE_MS * 2 ** this.#failures);
     await new Promise((resolve) => {
-      const timer = this.#timers.set(resolve, longest * (0.5 + Math.random() / 2));
+      const timer = this.#timers.set(resolve, least + longest * (0.5 + Math.random() / 2));
       this.#wake = () => {
         this.#timers.clear(timer);
         resolve();
