@@ -123,17 +123,33 @@ class RemoteBus:
 
     # Life
 
-    async def start(self) -> None:
+    async def start(self, timeout_s: float | None = None) -> None:
         """
         Connect, and wait until the node has welcomed us. Starting twice is fine.
 
+        Args:
+            timeout_s: Seconds to wait; ``None`` waits forever.
+
         Raises:
+            RemoteUnavailable: The time is up. Connecting continues until ``close``.
             RemoteStopped: The node does not want us, and will not.
         """
         if self._is_closed:
             raise RemoteClosed
         if self._task is None:
             self._task = asyncio.create_task(self._stay_connected(), name="tidings-remote-bus")
+        if timeout_s is None:
+            await self._connected()
+            return
+        connecting = asyncio.ensure_future(self._connected())
+        try:
+            if not await within(self._clock, timeout_s, connecting):
+                raise RemoteUnavailable(self.url, f"there was no connection within {timeout_s:g} s")
+            await connecting
+        finally:
+            connecting.cancel()
+
+    async def _connected(self) -> None:
         while self._link is None:
             await asyncio.shield(self._welcomed())
 
@@ -230,7 +246,8 @@ class RemoteBus:
         **meta: Unpack[EnvelopeOptions],
     ) -> Appended | Duplicate:
         """
-        Store an event; returns when it is durable at the node. Waits for the node as long as it takes, or as long as is given.
+        Store an event; returns when it is durable at the node. Waits for the node as long as it takes, or for ``timeout_s``, the time of the
+        first connection included.
 
         An ``Event``, or topic and payload with the fields of the envelope as keywords: as ``EventBus.publish`` does. With ``delay``, from
         now, or ``at`` the node publishes it then; ``cancel_delayed`` takes it back.
@@ -246,11 +263,13 @@ class RemoteBus:
         elif topic is not None and topic != event.meta.topic:
             raise TopicMismatch(str.__str__(topic), str.__str__(event.meta.topic))
         event, due = due_of(self._clock, event, delay, at)
-        await self._ensure_started()
+        began_s = self._clock.monotonic()
+        await self._ensure_started(timeout_s)
         moment = None if due is None else due.isoformat()
         sending = asyncio.ensure_future(self._publishes.send(next(self._numbers), event_to_wire(event), moment))
         try:
-            if timeout_s is not None and not await within(self._clock, timeout_s, sending):
+            left_s = None if timeout_s is None else max(0.0, timeout_s - (self._clock.monotonic() - began_s))
+            if left_s is not None and not await within(self._clock, left_s, sending):
                 raise RemoteUnavailable(self.url, f"the event was not acknowledged within {timeout_s:g} s")
             verdict = await sending
         finally:
@@ -367,13 +386,13 @@ class RemoteBus:
 
     # The connection
 
-    async def _ensure_started(self) -> None:
+    async def _ensure_started(self, timeout_s: float | None = None) -> None:
         if self._is_closed:
             raise RemoteClosed
         if self._problem is not None:
             raise self._problem
         if self._task is None:
-            await self.start()
+            await self.start(timeout_s)
 
     async def _stay_connected(self) -> None:
         self._problem = await self._connection.keep()
