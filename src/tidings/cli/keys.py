@@ -274,6 +274,8 @@ async def show_token(
     else:
         verdict = {None: "not checked (no secret or key set was given)", True: "believed", False: problem}[is_believed]
         times = {name: _time(payload[name]) for name in ("iat", "nbf", "exp") if _is_time(payload.get(name))}
+        if _is_time(payload.get("exp")) and payload["exp"] * 1_000_000_000 <= session.clock.now_ns():
+            times["exp"] += " (expired)"
         session.out.facts("Token", {"verdict": verdict, **header, **payload, **times}.items())
     if is_believed is False:
         raise typer.Exit(ExitCode.PROBLEM)

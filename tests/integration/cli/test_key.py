@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.integration.cli.support import SECONDS_MAX, TOOL, environment, invoke, lines
+from tidings.access.settings import TokenSettings
+from tidings.access.tokens import TokenIssuer
+from tidings.testing import VirtualClock
 
 SECRET = '{"text":"the hidden words"}'
 
@@ -133,3 +137,13 @@ def test_an_exposed_key_file_is_refused(workspace: Path, keys: Path) -> None:
 
     assert done.exit_code == 3
     assert "hint: chmod 600" in done.stderr
+
+
+def test_an_expired_token_is_shown_as_expired() -> None:
+    """Also where it is not verified: ``exp`` says so beside the time."""
+    secret = "a secret of at least thirty-two bytes!"
+    token = TokenIssuer(TokenSettings(secret=secret), VirtualClock()).issue("ana", lifetime_s=60)
+
+    shown = invoke("token", "show", token)
+    assert shown.exit_code == 0
+    assert re.search(r"exp +2026-01-01T00:01:00Z \(expired\)", shown.stdout)
