@@ -378,14 +378,22 @@ def test_the_rows_of_a_lost_quarantine_are_found_again(workspace: Workspace) -> 
     assert (found["file"], found["byte_offset"], found["line_bytes"]) == (*list(row.values())[:2], len(lines[2]) - 1)
 
 
-def filled(folder: Path) -> Workspace:
+@pytest.fixture(scope="module")
+def stepped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A workspace whose bronze and silver took in its log in seven steps, without Spark."""
-    workspace = Workspace(folder)
+    workspace = Workspace(tmp_path_factory.mktemp("stepped") / "ws")
     for number in range(7):
         workspace.append(event(number * 3 + each, partitions=("p1", "p2"), topic="sync") for each in range(3))
-        assert invoke("pipeline", "run", "--jobs", "none", "-w", folder).exit_code == 0
+        assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code == 0
     assert is_equal(workspace)
-    return workspace
+    return workspace.folder
+
+
+@pytest.fixture
+def filled(stepped: Path, tmp_path: Path) -> Workspace:
+    """A copy of it."""
+    shutil.copytree(stepped, tmp_path / "ws")
+    return Workspace(tmp_path / "ws")
 
 
 def compact_twice(lake: Lake, table: str) -> None:
@@ -404,89 +412,85 @@ def take_back(lake: Lake, table: str, note: dict[str, Any]) -> None:
     )
 
 
-def test_rows_that_are_there_twice_are_found_and_taken_out(tmp_path: Path) -> None:
+def test_rows_that_are_there_twice_are_found_and_taken_out(filled: Workspace) -> None:
     """
     What ``verify`` calls not equal because rows are there twice, ``repair --dry-run`` names and ``repair`` mends, in every table of bronze
     and silver; then runs go on.
     """
-    workspace = filled(tmp_path)
-    lake = workspace.lake
+    lake = filled.lake
     tables = [table for table in lake.tables() if len(lake.files(table)) > 1]
-    rows = {table: workspace.rows(table) for table in tables}
+    rows = {table: filled.rows(table) for table in tables}
     assert {"bronze.events", "silver.events", "silver.sync_events"} <= set(tables)
     for table in tables:
         compact_twice(lake, table)
-    assert not is_equal(workspace)
+    assert not is_equal(filled)
 
-    seen = invoke("pipeline", "repair", "--dry-run", "--json", "-w", workspace.folder)
+    seen = invoke("pipeline", "repair", "--dry-run", "--json", "-w", filled.folder)
     repeated = json.loads(seen.stdout)["repeated"]
     assert repeated == {table: len(found) for table, found in rows.items()}
-    assert "rows are there once too often" in invoke("pipeline", "repair", "--dry-run", "-w", workspace.folder).stdout
-    assert not is_equal(workspace)
-    repaired(workspace)
+    assert "rows are there once too often" in invoke("pipeline", "repair", "--dry-run", "-w", filled.folder).stdout
+    assert not is_equal(filled)
+    repaired(filled)
 
-    assert is_equal(workspace)
-    assert {table: workspace.rows(table) for table in rows} == rows
-    assert repaired(workspace)["repeated"] == {}
-    workspace.append([event(90)])
-    assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code == 0
-    assert is_equal(workspace)
+    assert is_equal(filled)
+    assert {table: filled.rows(table) for table in rows} == rows
+    assert repaired(filled)["repeated"] == {}
+    filled.append([event(90)])
+    assert invoke("pipeline", "run", "--jobs", "none", "-w", filled.folder).exit_code == 0
+    assert is_equal(filled)
 
 
 @pytest.mark.parametrize("table", ["bronze.events", "silver.events", "silver.sync_events", "silver.segments"])
-def test_a_note_that_was_taken_back_is_found_and_mended(tmp_path: Path, table: str) -> None:
+def test_a_note_that_was_taken_back_is_found_and_mended(filled: Workspace, table: str) -> None:
     """
     A table whose last note is older than its last step refuses every run; ``repair --dry-run`` names it, and after ``repair`` runs go on.
     """
-    workspace = filled(tmp_path)
-    before = workspace.lake.note(table)
-    workspace.append(event(number, partitions=("p1",), topic="sync") for number in (50, 51))
-    assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code == 0
-    take_back(workspace.lake, table, before)
-    workspace.append([event(60, partitions=("p1",), topic="sync")])
-    assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code != 0
+    before = filled.lake.note(table)
+    filled.append(event(number, partitions=("p1",), topic="sync") for number in (50, 51))
+    assert invoke("pipeline", "run", "--jobs", "none", "-w", filled.folder).exit_code == 0
+    take_back(filled.lake, table, before)
+    filled.append([event(60, partitions=("p1",), topic="sync")])
+    assert invoke("pipeline", "run", "--jobs", "none", "-w", filled.folder).exit_code != 0
 
-    assert f"DAMAGED {table}: its note is of step" in invoke("pipeline", "status", "-w", workspace.folder).stdout
-    seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", workspace.folder).stdout)
+    assert f"DAMAGED {table}: its note is of step" in invoke("pipeline", "status", "-w", filled.folder).stdout
+    seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", filled.folder).stdout)
     assert list(seen["notes_behind"]) == [table]
-    done = repaired(workspace)
+    done = repaired(filled)
 
     assert done["set_aside"] == []
-    assert invoke("pipeline", "run", "--jobs", "none", "-w", workspace.folder).exit_code == 0
-    assert is_equal(workspace)
-    assert repaired(workspace)["notes_behind"] == {}
-    assert len(workspace.rows("silver.sync_events")) == 2 * 21 + 3
+    assert invoke("pipeline", "run", "--jobs", "none", "-w", filled.folder).exit_code == 0
+    assert is_equal(filled)
+    assert repaired(filled)["notes_behind"] == {}
+    assert len(filled.rows("silver.sync_events")) == 2 * 21 + 3
 
 
-def test_silver_that_lost_commits_is_found_and_filled(tmp_path: Path) -> None:
+def test_silver_that_lost_commits_is_found_and_filled(filled: Workspace) -> None:
     """
     Where silver's own log ends early, ``verify`` says not equal, ``repair --dry-run`` says what silver lacks, and ``repair`` fills it.
     """
-    workspace = filled(tmp_path)
-    for path in log_files(workspace, SILVER_EVENTS.name)[-2:]:
+    for path in log_files(filled, SILVER_EVENTS.name)[-2:]:
         path.unlink()
-    assert not is_equal(workspace)
+    assert not is_equal(filled)
 
-    seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", workspace.folder).stdout)
+    seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", filled.folder).stdout)
     assert (seen["unfilled_records"], seen["carried_out"]) == (6, False)
-    repaired(workspace)
+    repaired(filled)
 
-    assert is_equal(workspace)
-    assert repaired(workspace)["unfilled_records"] == 0
+    assert is_equal(filled)
+    assert repaired(filled)["unfilled_records"] == 0
 
 
-def test_a_query_names_a_bronze_that_lost_commits(tmp_path: Path) -> None:
+def test_a_query_names_a_bronze_that_lost_commits(filled: Workspace) -> None:
     """
     A question to a lake whose bronze lost its last commits is not answered from what is left.
     """
-    workspace = filled(tmp_path)
-    log_files(workspace)[-1].unlink()
+    log_files(filled)[-1].unlink()
 
     for question in ("select count(*) from bronze.events", "select count(*) from silver.events"):
-        asked = invoke("table", "query", question, "-w", workspace.folder)
+        asked = invoke("table", "query", question, "-w", filled.folder)
         assert asked.exit_code != 0
         assert "its log ends at seq 18, and it held the records up to 21" in asked.stderr
-    shown = invoke("table", "show", "bronze.events", "-w", workspace.folder)
+    shown = invoke("table", "show", "bronze.events", "-w", filled.folder)
     assert "its log ends at seq 18" in shown.stderr
 
 
@@ -511,20 +515,19 @@ def test_an_erased_record_that_is_there_twice_stays_erased(workspace: Workspace)
     assert {seq for seq, payload in payloads.items() if payload is None} == set(rows["seq"].to_pylist())
 
 
-def test_tables_of_jobs_that_are_wrong_are_named(tmp_path: Path) -> None:
+def test_tables_of_jobs_that_are_wrong_are_named(filled: Workspace) -> None:
     """
     A job's table whose files were put together twice at once, and one by seq with rows past its note, are named, and their jobs are
     those that a repair does again.
     """
-    workspace = filled(tmp_path)
     outputs = {output.table: (output, each.name) for each in all_jobs() for output in each.writes}
     for table, column in (("gold.topic_minutes", ""), ("gold.erasures", "erased_seq")):
         output, name = outputs[table]
         for version in (1, 2):
             row = {column: 5} if column else {}
             rows = pa.Table.from_pylist([row], schema=arrow_schema(output.schema))
-            note = {"epoch": workspace.epoch, "seq": 4, "job": name}
-            workspace.lake.write_rows(
+            note = {"epoch": filled.epoch, "seq": 4, "job": name}
+            filled.lake.write_rows(
                 rows,
                 table,
                 output.schema,
@@ -534,9 +537,9 @@ def test_tables_of_jobs_that_are_wrong_are_named(tmp_path: Path) -> None:
                 run=f"r{version}",
                 replaces="nothing",
             )
-    compact_twice(workspace.lake, "gold.topic_minutes")
+    compact_twice(filled.lake, "gold.topic_minutes")
 
-    seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", workspace.folder).stdout)
+    seen = json.loads(invoke("pipeline", "repair", "--dry-run", "--json", "-w", filled.folder).stdout)
 
     assert seen["wrong_tables"] == {
         "gold.erasures": "it has rows past seq 4, which its note names as the last",

@@ -327,7 +327,13 @@ with owned_folder("t-", within=Path(sys.argv[1])) as folder:
 """
 
 
-ODD_FOLDERS = ("a#b", "a?b", "a%b", "a b", "a[x]", "a{x,y}", "a*b", "ünï")
+ODD_FOLDERS = (
+    "a#b?c%d [x] {y,z} *ü",
+    *(
+        pytest.param(name, marks=pytest.mark.heavy)
+        for name in ("a#b", "a?b", "a%b", "a b", "a[x]", "a{x,y}", "a*b", "ü")
+    ),
+)
 
 
 @pytest.mark.parametrize("name", ["a%20b", "a\\b"])
