@@ -15,27 +15,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from datetime import datetime, timedelta
 from itertools import chain
 from typing import Final
 
 import msgspec
 
 from tidings.access.audit import Audit
-from tidings.core.clock import Clock, datetime_of
+from tidings.core.clock import Clock
 from tidings.core.errors import InvalidEvent, TidingsError
 from tidings.core.events import Event, EventMeta
 from tidings.core.ids import derived_id
 from tidings.core.timers import Timers
-from tidings.core.validation import UNREADABLE
-from tidings.log.encoding import check_envelope, timestamp_ns
+from tidings.log.encoding import check_envelope
 from tidings.log.errors import EpochMismatch, IdConflict
 from tidings.log.interface import Appended, Authorise, Duplicate, Log, Query, Refused, Verdict
 from tidings.log.reading import records
 from tidings.log.record import Record
-from tidings.wire.events import event_from_json, event_to_wire
+from tidings.wire.events import event_to_wire
 
 from .cursors import bounds
+from .delayed_records import (
+    HELD,
+    MS_NS,
+    AuthoriseDelayed,
+    DelayedEvent,
+    PublisherIdentity,
+    delayed_of,
+    details_of,
+    held_id,
+    publisher_of,
+    size_of,
+)
 from .errors import BusClosed, CursorDamaged, TooManyDelayed
 from .reserved import DELAYED_GROUP, SCHEDULE_TOPIC
 from .retry import record_at
@@ -44,11 +54,9 @@ from .store import Cursor, GroupPosition, GroupStore
 
 logger = logging.getLogger(__name__)
 
-_HELD: Final = "DELAYED_HELD"
 _PUBLISHED: Final = "DELAYED_PUBLISHED"
 _CANCELLED: Final = "DELAYED_CANCELLED"
 _SYSTEM_SPACE: Final = "system"
-_MS_NS: Final = 1_000_000
 _BATCH_COUNT_MAX: Final = 512
 _READ_COUNT_MAX: Final = 128
 """Events that are read together for a list."""
@@ -57,42 +65,6 @@ _READ_DISTANCE_MAX: Final = 16
 _SAVE_INTERVAL_S: Final = 10.0
 _RETRY_NS: Final = 5_000_000_000
 """How long a due event waits after a refusal that may pass."""
-
-
-class PublisherIdentity(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """
-    Identity that submitted a delayed event to a node, and the part of its token's claims that covers the event.
-
-    It is stored with the event, so that its rights can be checked again when the event is due.
-    """
-
-    subject: str
-    client_id: str | None = None
-    token_id: str | None = None
-    roles: tuple[str, ...] = ()
-    topics: tuple[str, ...] = ()
-    spaces: tuple[str, ...] = ()
-    partitions: tuple[str, ...] = ()
-    names_none_of: tuple[str, ...] = ()
-    """Kinds of resources that bind the token and of which it names none that the event has."""
-    has_rights: bool = True
-    """False for an event of an earlier version, which stored the actor only: then only revocations count."""
-
-
-class DelayedEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """An event that waits for its time."""
-
-    event_id: str
-    due: datetime
-    event: Event
-    offset: int
-    """Of the record that holds it, in the topic ``schedule``."""
-    publisher: PublisherIdentity | None = None
-    """``None`` for an event that was not submitted through a node."""
-
-
-AuthoriseDelayed = Callable[[DelayedEvent], None]
-"""Called when an event is due; raises an error if it may not be published."""
 
 
 class _Waiting(msgspec.Struct, gc=False):
@@ -110,43 +82,6 @@ class _Settled(msgspec.Struct, frozen=True):
     """The payload of a record about held ones: when each was due, in milliseconds, and its offset."""
 
     settled: list[tuple[int, int]]
-
-
-def due_ns_of(clock: Clock, delay: timedelta | None, at: datetime | None) -> int | None:
-    """
-    When an event is to be published, on a whole millisecond; ``None`` for at once.
-
-    Raises:
-        InvalidEvent: Both are given, or the delay is negative or none.
-        InvalidTimestamp: The time has no zone, or is one that the log cannot order.
-    """
-    if delay is not None:
-        if at is not None:
-            raise InvalidEvent("at", "is given together with a delay", "give one of the two")
-        if not isinstance(delay, timedelta) or delay < timedelta():
-            raise InvalidEvent("delay", f"must be a timedelta that is not negative, not {delay!r}")
-        try:
-            at = datetime_of(clock.now_ns()) + delay
-        except OverflowError:
-            raise InvalidEvent("delay", "ends after the year 9999") from None
-    due_ns = -(-timestamp_ns(at, "at") // _MS_NS) * _MS_NS
-    return due_ns if due_ns > clock.now_ns() else None
-
-
-def due_of(clock: Clock, event: Event, delay: timedelta | None, at: datetime | None) -> tuple[Event, datetime | None]:
-    """
-    For who has an event published elsewhere: when, ``None`` for at once; and the event, which without a time of its own happens then.
-
-    Raises:
-        InvalidEvent, InvalidTimestamp: As ``due_ns_of`` does.
-    """
-    due_ns = None if delay is None and at is None else due_ns_of(clock, delay, at)
-    if due_ns is None:
-        return event, None
-    due = datetime_of(due_ns)
-    if event.meta._ts is None:
-        event = Event(EventMeta(**event.meta._values() | {"ts": due}), event.payload)
-    return event, due
 
 
 class DelayedEvents:
@@ -224,17 +159,17 @@ class DelayedEvents:
         async for record in records(self._log, Query(topic=SCHEDULE_TOPIC, from_offset=first)):
             kind = record.meta.type
             try:
-                if kind == _HELD:
-                    about = _about(record)
-                    publisher = _publisher_of(record)
+                if kind == HELD:
+                    about = details_of(record)
+                    publisher = publisher_of(record, about)
                     size, subject = len(record.payload_json), "" if publisher is None else publisher.subject
-                    due_ns = about.due_ms * _MS_NS
+                    due_ns = about.due_ms * MS_NS
                     self._waiting[record.offset] = _Waiting(due_ns, due_ns, size, subject)
                     self._charge(subject, 1, size)
                     queue.add(due_ns, record.offset)
                 elif kind in (_PUBLISHED, _CANCELLED):
                     for due_ms, offset in msgspec.json.decode(record.payload_json, type=_Settled).settled:
-                        queue.discard(due_ms * _MS_NS, offset)
+                        queue.discard(due_ms * MS_NS, offset)
                         self._release(offset)
             except msgspec.ValidationError as error:
                 # Somebody else's: a record that this module did not write keeps no bus from starting.
@@ -320,19 +255,19 @@ class DelayedEvents:
             del envelope[name]
         held_meta = EventMeta(
             SCHEDULE_TOPIC,
-            _HELD,
+            HELD,
             meta.space_id,
-            _held_id(meta.event_id),
+            held_id(meta.event_id),
             actor=meta.actor,
             idem_key=None if meta.idem_key is None else derived_id("delayed", meta.topic, meta.idem_key),
             band=meta.band,
             extra={
-                "due_ms": due_ns // _MS_NS,
+                "due_ms": due_ns // MS_NS,
                 "publishes": meta.event_id,
                 "publisher": None if publisher is None else msgspec.to_builtins(publisher),
             },
         )
-        size, subject = _size_of(envelope, event), "" if publisher is None else publisher.subject
+        size, subject = size_of(envelope, event), "" if publisher is None else publisher.subject
         self._check_limits(publisher, due_ns, size)
         if not self._has_position:
             await self._save()
@@ -350,7 +285,7 @@ class DelayedEvents:
         if isinstance(stored, Appended):
             return msgspec.structs.replace(stored, event_id=meta.event_id)
         first = await record_at(self._log, SCHEDULE_TOPIC, stored.offset)
-        return stored if first is None else msgspec.structs.replace(stored, event_id=_about(first).publishes)
+        return stored if first is None else msgspec.structs.replace(stored, event_id=details_of(first).publishes)
 
     async def _store_held(
         self, held: Event, due_ns: int, authorise: Authorise | None, size_bytes: int, subject: str
@@ -390,7 +325,7 @@ class DelayedEvents:
         if waiting is None:
             return False
         if authorise is not None and (offset in self._stuck or (waiting.queued_ns, offset) in self._timers.queue):
-            authorise(_delayed(record).event)
+            authorise(delayed_of(record).event)
         is_stuck = offset in self._stuck
         if not is_stuck and not self._timers.discard(waiting.queued_ns, offset):
             return False
@@ -453,10 +388,10 @@ class DelayedEvents:
                     and record.meta.sealed is None
                     and (waiting.queued_ns, record.offset) in self._timers.queue
                 ):
-                    yield _delayed(record)
+                    yield delayed_of(record)
 
     async def _find(self, event_id: str) -> Record | None:
-        query = Query(topic=SCHEDULE_TOPIC, event_ids=(_held_id(event_id),))
+        query = Query(topic=SCHEDULE_TOPIC, event_ids=(held_id(event_id),))
         return next(iter((await self._log.read(query)).records), None)
 
     async def _is_published(self, event_id: str) -> bool:
@@ -477,7 +412,7 @@ class DelayedEvents:
                 continue
             entry = self._waiting[offset].due_ns, offset
             try:
-                events.append(_delayed(record))
+                events.append(delayed_of(record))
             except TidingsError as error:
                 if record.meta.sealed is not None and self._is_shredded(record.meta.space_id):
                     logger.warning("a delayed event is given up, its space was shredded: %s", error)
@@ -554,7 +489,7 @@ class DelayedEvents:
         return found
 
     async def _settle(self, kind: str, entries: list[tuple[int, int]]) -> None:
-        settled = _Settled([(due_ns // _MS_NS, offset) for due_ns, offset in entries])
+        settled = _Settled([(due_ns // MS_NS, offset) for due_ns, offset in entries])
         await self._log.append(
             Event(EventMeta(SCHEDULE_TOPIC, kind, _SYSTEM_SPACE), msgspec.to_builtins(settled)), from_reserve=True
         )
@@ -576,76 +511,3 @@ class DelayedEvents:
             logger.error("up to where delayed events are settled cannot be stored: %s", error)
         else:
             self._has_position = True
-
-
-class HeldMeta(msgspec.Struct, frozen=True):
-    """Fields of a held event's envelope that decide who may read it. Its space is that of the record."""
-
-    topic: str
-    type: str = ""
-    partitions: tuple[str, ...] = ()
-
-
-class HeldContent(msgspec.Struct, frozen=True):
-    """The payload of a record that holds an event."""
-
-    meta: HeldMeta
-    payload: msgspec.Raw
-
-
-_HELD_CONTENT: Final = msgspec.json.Decoder(HeldContent)
-
-
-def holds_event(kind: str) -> bool:
-    """Return whether a record of this type in the topic ``schedule`` holds an event."""
-    return kind == _HELD
-
-
-def held_content(payload_json: bytes) -> HeldContent | None:
-    """Return the event in a record's payload; ``None`` if it cannot be read: sealed without a key, or written by another program."""
-    try:
-        return _HELD_CONTENT.decode(payload_json)
-    except UNREADABLE:
-        return None
-
-
-def _held_id(event_id: str) -> str:
-    return derived_id("delayed", event_id)
-
-
-class _Held(msgspec.Struct, frozen=True):
-    """Fields of a record that holds an event, beside its payload."""
-
-    due_ms: int
-    publishes: str
-    """The event's own id."""
-    publisher: PublisherIdentity | msgspec.UnsetType | None = msgspec.UNSET
-    """Missing in records of earlier versions."""
-
-
-def _about(record: Record) -> _Held:
-    return msgspec.convert(record.meta.extra, _Held)
-
-
-def _publisher_of(record: Record) -> PublisherIdentity | None:
-    publisher, actor = _about(record).publisher, record.meta.actor
-    if publisher is not msgspec.UNSET:
-        return publisher
-    subject = actor.get("user_id") if isinstance(actor, dict) else actor
-    return PublisherIdentity(subject=subject, has_rights=False) if isinstance(subject, str) and subject else None
-
-
-def _size_of(envelope: object, event: Event) -> int:
-    """Return about the size of the record that will hold an event; an event that cannot be stored has none."""
-    try:
-        return len(msgspec.json.encode({"meta": envelope, "payload": event.payload}))
-    except (TypeError, ValueError, OverflowError, RecursionError):
-        return 0
-
-
-def _delayed(record: Record) -> DelayedEvent:
-    held = record.payload
-    event_id, due = _about(record).publishes, datetime_of(_about(record).due_ms * _MS_NS)
-    held["meta"] = {"ts": due.isoformat()} | held["meta"] | {"space_id": record.meta.space_id, "event_id": event_id}
-    event = event_from_json(msgspec.json.encode(held))
-    return DelayedEvent(event_id=event_id, due=due, event=event, offset=record.offset, publisher=_publisher_of(record))

@@ -31,7 +31,7 @@ from tidings.log.reading import records
 from tidings.log.retention import RetentionPlan
 
 from .cursors import bounds
-from .delayed import DelayedEvent, PublisherIdentity, due_ns_of
+from .delayed_records import DelayedEvent, PublisherIdentity, due_ns_of
 from .errors import InvalidHandler, TopicMismatch, UnknownGroup
 from .events import ReceivedEvent
 from .handlers import Handler

@@ -23,7 +23,7 @@ from tidings.log.retention import RecordHolders
 from tidings.log.settings import LogSettings
 
 from .admin import GroupAdmin
-from .delayed import AuthoriseDelayed
+from .delayed_records import AuthoriseDelayed
 from .errors import BusClosed, NotThroughNode, OtherEventLoop
 from .joining import NodeClient, check_joinable, join_groups
 from .middleware import FeatureFlags, MetricsMiddleware, Middleware, MiddlewareChain

@@ -23,7 +23,8 @@ from tidings.log.keys import NoSealingKey
 
 from .admin import GroupAdmin
 from .cursors import CursorSaver, bounds
-from .delayed import AuthoriseDelayed, DelayedEvents
+from .delayed import DelayedEvents
+from .delayed_records import AuthoriseDelayed
 from .errors import BusClosed, DrainTimeout, SubscriptionExists
 from .feed import TopicFeed
 from .group import Group

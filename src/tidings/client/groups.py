@@ -25,7 +25,7 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
-from tidings.bus.delayed import due_of
+from tidings.bus.delayed_records import due_of
 from tidings.bus.errors import TopicMismatch
 from tidings.bus.events import Ack, Nack, ReceivedEvent
 from tidings.bus.handlers import Handler

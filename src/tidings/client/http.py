@@ -22,7 +22,7 @@ from typing import Any, Final
 import httpx
 import msgspec
 
-from tidings.bus.delayed import due_of
+from tidings.bus.delayed_records import due_of
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.core.events import Event
 from tidings.log.interface import Appended, Duplicate

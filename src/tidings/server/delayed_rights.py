@@ -17,7 +17,7 @@ from tidings.access.book import AccessBook, Capsule
 from tidings.access.context import OperationContext, TokenClaims
 from tidings.access.errors import AccessUnavailable, Forbidden, TokenRevoked
 from tidings.access.resources import Action, Resource, ResourceKind, node, normal, partition, space, topic
-from tidings.bus.delayed import DelayedEvent, PublisherIdentity
+from tidings.bus.delayed_records import DelayedEvent, PublisherIdentity
 from tidings.bus.eventbus import EventBus
 from tidings.core.errors import TidingsError
 from tidings.core.events import Event

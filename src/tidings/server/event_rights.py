@@ -32,7 +32,7 @@ from tidings.access.book import Capsule
 from tidings.access.errors import Forbidden
 from tidings.access.resources import Action, Resource, actor, normal, partition, space, topic
 from tidings.access.visibility import ReadScope, may_read, may_read_of_topic
-from tidings.bus.delayed import held_content, holds_event
+from tidings.bus.delayed_records import held_content, holds_event
 from tidings.bus.reserved import SCHEDULE_TOPIC
 from tidings.bus.store import DeadLetter
 from tidings.core.events import Actor, Event, EventMeta

@@ -14,7 +14,8 @@ from tests.integration.cli.support import invoke
 from tests.scenarios.bus.support import SETTINGS, TOPIC, Recorder, World, soon
 from tidings.access.errors import AccessUnavailable
 from tidings.bus import EventBus
-from tidings.bus.delayed import DelayedEvent, DelayedEvents, PublisherIdentity
+from tidings.bus.delayed import DelayedEvents
+from tidings.bus.delayed_records import DelayedEvent, PublisherIdentity
 from tidings.bus.errors import BusClosed, ReservedGroup
 from tidings.bus.store import GroupPosition
 from tidings.core.clock import datetime_of
