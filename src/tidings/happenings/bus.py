@@ -17,202 +17,23 @@ from __future__ import annotations
 
 import abc
 import asyncio
-from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import chain, count
-from typing import Any, Final, Generic, NamedTuple, Self, TypeVar, cast
+from typing import Final, Generic, Self, TypeVar
 
 from .errors import HappeningsClosed, Lagged
 from .filter_index import FilterIndex
 from .filters import EVERYTHING, HappeningFilter
-from .happening import AnyHappening, to_json
+from .happening import AnyHappening
+from .mailbox import Envelope as Envelope
+from .mailbox import Gap, Mailbox, Unit, by_unit, units_of
 
 CAPACITY: Final = 1024
 """How many happenings a receiver holds unless the bus is told otherwise."""
-
-
-_ALONE_FACTOR: Final = 16
-"""An idle receiver holds a single command of up to so many times its capacity in memory; a larger one is read from history."""
-
 _MATCHINGS_MAX: Final = 3
 """How often very many happenings are matched with the filters in a thread, if receivers come or go meanwhile; then it is done at once."""
 ItemT = TypeVar("ItemT")
-
-
-class Envelope(NamedTuple):
-    """A happening and its place in the order of all."""
-
-    seq: int
-    happening: AnyHappening
-    resume_seq: int | None = None
-    """Where a subscriber that coalesces goes on after this one (``since``) so that nothing is missed; others go on after ``seq``."""
-
-    def to_json(self) -> dict[str, Any]:
-        """The envelope as JSON has it."""
-        form: dict[str, Any] = {"seq": self.seq, "happening": to_json(self.happening)}
-        if self.resume_seq is not None:
-            form["resume_seq"] = self.resume_seq
-        return form
-
-
-class Gap(NamedTuple):
-    """Happenings of one command that a receiver does not hold: they are in history."""
-
-    first_seq: int
-    last_seq: int
-    size: int
-    """How many of them pass the receiver's filter."""
-
-
-class _Mailbox:
-    """
-    What a receiver has yet to read, by command. The bus knows the mailbox and not the receiver, so that one which is forgotten is let go.
-
-    Args:
-        capacity: How many commands it holds, and how many happenings: a command beyond that becomes a ``Gap``, unless it is the only one and has
-            at most ``_ALONE_FACTOR`` times as many.
-        reads_history: Whether its receiver can read a gap. Without, each happening counts by itself, and the oldest make way.
-    """
-
-    __slots__ = (
-        "begun",
-        "capacity",
-        "happening_count",
-        "has_large",
-        "index_number",
-        "is_closed",
-        "missed_count",
-        "reads_history",
-        "units",
-        "waiter",
-    )
-
-    def __init__(self, capacity: int, *, reads_history: bool) -> None:
-        self.capacity = capacity
-        self.reads_history = reads_history
-        self.units: deque[_Unit | Gap] = deque()
-        self.begun = 0
-        """How many happenings of the first unit were taken."""
-        self.has_large = False
-        """Whether a unit may be a gap, or of several happenings."""
-        self.happening_count = 0
-        """How many happenings it holds in memory."""
-        self.missed_count = 0
-        self.waiter: asyncio.Future[None] | None = None
-        self.index_number: int | None = None
-        self.is_closed = False
-
-    def put(self, units: Sequence[_Unit], count: int) -> None:
-        """Add commands, each with what of it passes the filter; ``count`` happenings in all."""
-        held = self.units
-        if count > len(units):
-            self.has_large = True
-        if len(held) + count > self.capacity or self.happening_count + count > self.capacity:
-            self._put_beyond(units, count)
-        else:
-            held.extend(units)
-            self.happening_count += count
-        if self.waiter is not None:
-            self.wake()
-
-    def _put_beyond(self, units: Sequence[_Unit], count: int) -> None:
-        """Add commands where there is not room for all in memory."""
-        held, capacity = self.units, self.capacity
-        if count == len(units) > capacity:  # nothing that is held stays
-            for unit in held:
-                self._miss(unit)
-            held.clear()
-            self.missed_count += count - capacity
-            units, count = units[-capacity:], capacity
-        if count == len(units) or not self.reads_history:
-            held.extend(units)
-            self.happening_count += count
-        else:
-            for unit in units:
-                size = len(unit)
-                room = capacity - self.happening_count if held else _ALONE_FACTOR * capacity
-                if 1 < size > room:
-                    held.append(Gap(unit[0].seq, unit[-1].seq, size))
-                else:
-                    held.append(unit)
-                    self.happening_count += size
-        if self.reads_history:
-            for _ in range(len(held) - capacity):
-                self._miss(held.popleft())
-        else:
-            self._miss_oldest(self.happening_count - capacity)
-
-    def _miss(self, unit: _Unit | Gap) -> None:
-        if isinstance(unit, Gap):
-            self.missed_count += unit.size
-        else:
-            left = len(unit) - self.begun
-            self.missed_count += left
-            self.happening_count -= left
-        self.begun = 0
-
-    def _miss_oldest(self, count: int) -> None:
-        """Miss so many happenings, also in the midst of a command."""
-        while count > 0:
-            unit = self.units[0]
-            left = len(unit) - self.begun
-            if left <= count:
-                self._miss(self.units.popleft())
-            else:
-                self.begun += count
-                self.missed_count += count
-                self.happening_count -= count
-            count -= left
-
-    def first(self) -> Envelope | Gap | None:
-        """What is read next."""
-        if not self.units:
-            return None
-        unit = self.units[0]
-        return unit if isinstance(unit, Gap) else unit[self.begun]
-
-    def take(self, limit: int) -> list[Envelope]:
-        """Take what is held up to the next gap, at most ``limit``."""
-        units = self.units
-        if not self.has_large and len(units) <= limit:
-            taken = [*chain.from_iterable(cast("deque[_Unit]", units))]
-            units.clear()
-            self.happening_count = 0
-            return taken
-        taken = []
-        while units and len(taken) < limit:
-            unit = units[0]
-            if isinstance(unit, Gap):
-                break
-            room = limit - len(taken)
-            if self.begun or len(unit) > room:
-                part = unit[self.begun : self.begun + room]
-                taken += part
-                self.begun += len(part)
-                if self.begun < len(unit):
-                    break
-                self.begun = 0
-            else:
-                taken += unit
-            units.popleft()
-        self.happening_count -= len(taken)
-        self.has_large = self.has_large and bool(units)
-        return taken
-
-    def wake(self) -> None:
-        waiter, self.waiter = self.waiter, None
-        if waiter is not None and not waiter.done():
-            waiter.set_result(None)
-
-    def close(self) -> None:
-        self.is_closed = True
-        self.wake()
-
-
-_Unit = Sequence[Envelope]
-"""What one command emits, or the part of it that passes a filter: at least one."""
-_Matched = list[tuple[_Mailbox, Sequence[Envelope]]]
+_Matched = list[tuple[Mailbox, Sequence[Envelope]]]
 """What filtered mailboxes accept."""
 
 
@@ -224,7 +45,7 @@ class _Reservation:
     def __init__(self, first_seq: int, count: int) -> None:
         self.first_seq = first_seq
         self.count = count
-        self.units: list[_Unit] | None = None
+        self.units: list[Unit] | None = None
         """None while it is open."""
         self.matched: tuple[int, _Matched] | None = None
         """What filtered mailboxes accept of it, for this version of the index."""
@@ -257,9 +78,9 @@ class HappeningsBus:
         self._waiting: deque[Envelope | _Reservation] = deque()
         self._plain_waiting_count = 0
         self._reservations: dict[int, _Reservation] = {}
-        self._unfiltered: dict[_Mailbox, None] = {}
-        self._filtered: dict[_Mailbox, None] = {}
-        self._index: FilterIndex[_Mailbox] = FilterIndex()
+        self._unfiltered: dict[Mailbox, None] = {}
+        self._filtered: dict[Mailbox, None] = {}
+        self._index: FilterIndex[Mailbox] = FilterIndex()
         self._index_version = 0
         """Changes with every receiver with a filter that comes or goes."""
         self._held: deque[AnyHappening] | None = None
@@ -344,7 +165,7 @@ class HappeningsBus:
         """
         reservation = self._reservations.pop(first_seq)
         assert len(happenings) <= reservation.count
-        reservation.units = _units_of(first_seq, happenings, ends)
+        reservation.units = units_of(first_seq, happenings, ends)
         self._covered_seq = max(self._covered_seq, first_seq + len(happenings) - 1)
         self._release()
 
@@ -352,7 +173,7 @@ class HappeningsBus:
         self, first_seq: int, happenings: Sequence[AnyHappening], ends: Sequence[int] | None = None
     ) -> None:
         """``publish`` of very many happenings: what takes long is done in a thread, and what is emitted meanwhile stays behind them."""
-        units = await asyncio.to_thread(_units_of, first_seq, happenings, ends)
+        units = await asyncio.to_thread(units_of, first_seq, happenings, ends)
         matched: _Matched | None = None
         for _ in range(_MATCHINGS_MAX):
             version = self._index_version
@@ -367,7 +188,7 @@ class HappeningsBus:
         self._covered_seq = max(self._covered_seq, first_seq + len(happenings) - 1)
         self._release()
 
-    def _match(self, units: Sequence[_Unit]) -> _Matched | None:
+    def _match(self, units: Sequence[Unit]) -> _Matched | None:
         """Return what each filtered mailbox accepts; none if receivers came or went meanwhile. May run in another thread."""
         envelopes = units[0] if len(units) == 1 else [envelope for unit in units for envelope in unit]
         try:
@@ -394,7 +215,7 @@ class HappeningsBus:
             reads_history: Whether who reads it can read a gap from history (``Receiver.gap``). Then it holds whole commands.
         """
         filter = filter or EVERYTHING
-        mailbox = _Mailbox(self.capacity, reads_history=reads_history)
+        mailbox = Mailbox(self.capacity, reads_history=reads_history)
         if self._is_closed:
             mailbox.close()
         elif filter.is_empty:
@@ -412,7 +233,7 @@ class HappeningsBus:
         for mailbox in (*self._unfiltered, *self._filtered):
             self._remove(mailbox)
 
-    def _remove(self, mailbox: _Mailbox) -> None:
+    def _remove(self, mailbox: Mailbox) -> None:
         if mailbox.is_closed:
             return
         mailbox.close()
@@ -425,7 +246,7 @@ class HappeningsBus:
 
     def _release(self) -> None:
         """Deliver what waits up to the first that must wait on."""
-        ready: list[_Unit] = []
+        ready: list[Unit] = []
         while self._waiting:
             first = self._waiting[0]
             if isinstance(first, Envelope):
@@ -449,7 +270,7 @@ class HappeningsBus:
         if ready:
             self._deliver(ready)
 
-    def _deliver(self, units: Sequence[_Unit], matched: _Matched | None = None) -> None:
+    def _deliver(self, units: Sequence[Unit], matched: _Matched | None = None) -> None:
         self.last_seq = units[-1][-1].seq
         if self._unfiltered:
             happening_count = sum(map(len, units))
@@ -462,10 +283,10 @@ class HappeningsBus:
             else:
                 found = iter(matched)
             split: Sequence[Envelope] = ()
-            parts: Sequence[_Unit] = ()
+            parts: Sequence[Unit] = ()
             for mailbox, accepted in found:
                 if accepted is not split:  # many mailboxes share a list
-                    split, parts = accepted, _by_unit(accepted, units)
+                    split, parts = accepted, by_unit(accepted, units)
                 mailbox.put(parts, len(accepted))
 
     def _miss_oldest_waiting(self) -> None:
@@ -479,40 +300,6 @@ class HappeningsBus:
         for mailbox in (*self._unfiltered, *self._index.matching(happening)):
             mailbox.missed_count += 1
             mailbox.wake()
-
-
-def _units_of(first_seq: int, happenings: Sequence[AnyHappening], ends: Sequence[int] | None) -> list[_Unit]:
-    """Return the happenings with their seqs, by command. ``ends`` as of ``publish``."""
-    envelopes = list(map(Envelope, count(first_seq), happenings))
-    if ends is None:
-        return [envelopes] if envelopes else []
-    if len(ends) == len(envelopes) and [*ends] == [*range(1, len(ends) + 1)]:
-        return [*zip(envelopes)]  # one each
-    units: list[_Unit] = []
-    begin = 0
-    for end in ends:
-        if end > begin:
-            units.append(envelopes[begin:end])
-            begin = end
-    assert begin == len(envelopes)
-    return units
-
-
-def _by_unit(envelopes: Sequence[Envelope], units: Sequence[_Unit]) -> Sequence[_Unit]:
-    """Return the parts of ``envelopes`` that belong to each unit, where there are any."""
-    if len(units) == 1:
-        return (envelopes,)
-    ends = [unit[-1].seq for unit in units]
-    parts: list[_Unit] = []
-    begin = 0
-    while begin < len(envelopes):
-        end_seq = ends[bisect_left(ends, envelopes[begin].seq)]
-        end = begin + 1
-        while end < len(envelopes) and envelopes[end].seq <= end_seq:
-            end += 1
-        parts.append(envelopes[begin:end])
-        begin = end
-    return parts
 
 
 class HappeningStream(abc.ABC, Generic[ItemT]):
@@ -564,7 +351,7 @@ class HappeningStream(abc.ABC, Generic[ItemT]):
 class Receiver(HappeningStream[Envelope]):
     """One listener's own view: everything that passes its filter, in order. After ``Lagged`` it goes on with the oldest that is left."""
 
-    def __init__(self, bus: HappeningsBus, mailbox: _Mailbox) -> None:
+    def __init__(self, bus: HappeningsBus, mailbox: Mailbox) -> None:
         self._bus = bus
         self._mailbox = mailbox
 

@@ -19,10 +19,11 @@ from tidings.core.clock import Clock, within
 from tidings.log.errors import EpochMismatch, LogClosed
 from tidings.log.interface import Position
 
-from .bus import CAPACITY, Envelope, Gap, HappeningsBus, HappeningStream
+from .bus import CAPACITY, Envelope, HappeningsBus, HappeningStream
 from .coalescing import Coalescer, Coalescing
 from .errors import CursorTooOld, HappeningsClosed, Lagged, check_seq
 from .filters import EVERYTHING, HappeningFilter
+from .mailbox import Gap
 
 logger = logging.getLogger(__name__)
 
