@@ -17,6 +17,7 @@ from tidings.core.settings import checked
 from tidings.pipeline.errors import MasterUnreachable
 from tidings.pipeline.session import (
     check_reachable,
+    first_line,
     heap_mb,
     is_remote,
     session_for_little,
@@ -193,6 +194,14 @@ def test_a_jvm_for_little_work_compiles_quickly() -> None:
     assert "TieredStopAtLevel" not in long
     assert all("-Xlog:disable" in each for each in (brief, long))
     assert spark_conf(PipelineSettings(spark={name: "-Xint"}), is_brief=True)[name].startswith("-Xint -D")
+
+
+def test_an_error_of_a_connect_server_says_what_went_wrong() -> None:
+    """Of what gRPC says of a call that failed, the details are the line that a user is shown."""
+    rpc = '<_MultiThreadedRendezvous of RPC that terminated with:\n\tstatus = StatusCode.INTERNAL\n\tdetails = "no room"\n>'
+
+    assert first_line(RuntimeError(rpc)) == "no room"
+    assert first_line(RuntimeError("one\ntwo")) == "one"
 
 
 def test_tables_depend_on_no_language_of_a_jvm() -> None:
