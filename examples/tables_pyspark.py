@@ -4,13 +4,11 @@ The log as a table in Spark, without the pipeline. First, in this folder: python
 
 from pathlib import Path
 
-from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from tidings.spark import register
+from tidings.spark import session
 
-spark = SparkSession.builder.appName("orders").getOrCreate()
-register(spark)
+spark = session()
 events = spark.read.format("tidings").load(str(Path("workspace").resolve()))
 
 orders = (
