@@ -45,13 +45,10 @@ QUICK: Final = tuple(
     if name.startswith("spark.sql.") and not name.endswith("Parallelism")
     for part in ("--set", f"{name}={value}")
 )
-SMALL_EXECUTORS: Final = (
-    "--set",
-    "spark.executor.memory=768m",
-    "--set",
-    "small_rows_max=0",
-    "--set",
-    "undivided_rows_max=0",
+SMALL_EXECUTORS: Final = tuple(
+    part
+    for setting in ("spark.executor.memory=768m", "small_rows_max=0", "undivided_rows_max=0", "shuffle_partitions=2")
+    for part in ("--set", setting)
 )
 ELSEWHERE: Final = {
     "TZ": "America/St_Johns",
@@ -59,7 +56,7 @@ ELSEWHERE: Final = {
 }
 EMPTY: Final = {
     *("gold.gate_proposals", "gold.gate_regret", "gold.learning_fits", "gold.reconsolidations", "gold.rollups_told"),
-    "gold.temporal_deletions",
+    "gold.refused_erasures",
 }
 """The tables that have no row in this log: it is too short for a fit, nothing was told to it, and nothing is past its time."""
 
