@@ -388,7 +388,12 @@ class DelayedEvents:
                     and record.meta.sealed is None
                     and (waiting.queued_ns, record.offset) in self._timers.queue
                 ):
-                    yield delayed_of(record)
+                    try:
+                        delayed = delayed_of(record)
+                    except InvalidEvent as error:
+                        logger.warning("offset %d of topic %s is not listed: %s", record.offset, SCHEDULE_TOPIC, error)
+                        continue
+                    yield delayed
 
     async def _find(self, event_id: str) -> Record | None:
         query = Query(topic=SCHEDULE_TOPIC, event_ids=(held_id(event_id),))

@@ -181,8 +181,14 @@ def delayed_of(record: Record) -> DelayedEvent:
         InvalidEvent: Another program wrote it.
     """
     held, about = record.payload, details_of(record)
-    event_id, due = about.publishes, datetime_of(about.due_ms * MS_NS)
-    held["meta"] = {"ts": due.isoformat()} | held["meta"] | {"space_id": record.meta.space_id, "event_id": event_id}
+    try:
+        event_id, due = about.publishes, datetime_of(about.due_ms * MS_NS)
+    except (OverflowError, ValueError) as error:
+        raise InvalidEvent("extra.due_ms", "is not a time") from error
+    try:
+        held["meta"] = {"ts": due.isoformat()} | held["meta"] | {"space_id": record.meta.space_id, "event_id": event_id}
+    except (KeyError, TypeError) as error:
+        raise InvalidEvent("payload.meta", "is not an envelope") from error
     event = event_from_json(msgspec.json.encode(held))
     publisher = publisher_of(record, about)
     return DelayedEvent(event_id=event_id, due=due, event=event, offset=record.offset, publisher=publisher)

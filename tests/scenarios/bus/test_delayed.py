@@ -500,3 +500,24 @@ async def test_the_group_of_delayed_events_is_reserved(world: World) -> None:
     bus = await world.open()
     await world.run(bus.delete_group(*schedule))
     assert schedule not in await bus.groups()
+
+
+@pytest.mark.parametrize(
+    "payload", [{}, {"meta": 7, "payload": {}}, {"meta": {}, "payload": {}}, {"meta": {"topic": "a b", "type": "T"}}]
+)
+async def test_a_record_that_holds_no_event_stops_no_other(world: World, payload: dict[str, Any]) -> None:
+    """A record of that type that another program wrote is neither listed nor published, and the events beside it are."""
+    bus = await world.open()
+    due_ms = world.clock.now_ns() // 10**6 + 60_000
+    for due, event_id in ((due_ms, "broken"), (10**17, "never")):
+        extra = {"due_ms": due, "publishes": event_id, "publisher": None}
+        meta = EventMeta("schedule", "DELAYED_HELD", "shared:home", f"held-{event_id}", extra=extra)
+        await world.run(bus.log.append(Event(meta, payload)))
+    await world.kill()
+    bus = await world.open()
+    await world.run(bus.publish(world.event(event_id="e"), delay=MINUTE))
+
+    assert [each.event_id async for each in bus.delayed_events()] == ["e"]
+    await world.clock.advance(300)
+
+    assert [event_id for event_id, _ in await stored(world)] == ["e"]
