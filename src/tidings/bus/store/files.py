@@ -16,11 +16,12 @@ from typing import Final, TypeVar
 
 from tidings.core.clock import SYSTEM_CLOCK, Clock
 from tidings.log.embedded import open_log
-from tidings.log.embedded.disk import Disk, OsDisk
+from tidings.log.embedded.disk import Disk, OsDisk, is_full
 from tidings.log.embedded.index import Index
 from tidings.log.embedded.layout import Layout
-from tidings.log.embedded.reserve import KEPT_FROM_LETTERS, Reserve, ReserveDisk
+from tidings.log.embedded.reserve import KEPT_FROM_LETTERS, Reserve, ReserveDisk, out_of_files
 from tidings.log.encryption import Encryptor
+from tidings.log.errors import StorageFull
 from tidings.log.interface import Log
 from tidings.log.record import Record
 from tidings.log.retention import Needs
@@ -56,6 +57,17 @@ async def open_files(
     return log, FileGroupStore(
         workspace, log, clock=clock, disk=disk, encryptor=encryptor, offsets_key=offsets_key, claims=claims
     )
+
+
+class StoreFull(StorageFull, OSError):
+    """There is no room to store a position or a dead letter. It is an ``OSError`` too: what can wait is stored later."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return type(self), (
+            self.path,
+            self.problem,
+            self.hint,
+        )  # ``OSError`` keeps its arguments only if it is called with them
 
 
 class FileGroupStore(GroupStore):
@@ -95,7 +107,22 @@ class FileGroupStore(GroupStore):
         self._dead_letters = DeadLetterFiles(progress_disk, layout.dlq, clock, encryptor, letter_disk=letter_disk)
 
     async def _run(self, job: Callable[..., _T], *args: object) -> _T:
-        return await self._disk.threads.run(functools.partial(job, *args))
+        try:
+            return await self._disk.threads.run(functools.partial(job, *args))
+        except OSError as error:
+            if not is_full(error):
+                raise
+            raise self._full(error) from error
+
+    def _full(self, error: OSError) -> StoreFull:
+        space, path = self._disk.space(self._layout.root), error.filename or str(self._layout.root)
+        if space.free_files == 0:
+            cause = out_of_files(self._layout.root, 0)
+            full = StoreFull(str(path), cause.problem, cause.hint)
+        else:
+            full = StoreFull(str(path), f"{space.free_bytes:,} bytes are free, and the reserve is used up")
+        full.errno = error.errno
+        return full
 
     async def groups(self, topic: str | None = None) -> list[tuple[str, str]]:
         return [key for key in await self._run(self._offsets.groups) if topic in (None, key[0])]
