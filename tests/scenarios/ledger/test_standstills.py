@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tests.callbacks import CALLBACK_S_MAX, measured_callbacks
 from tests.scenarios.ledger.test_large_commands import CATALOGUE, hubs, read, subject
 from tidings.happenings.variants import PluginEvent
@@ -63,11 +64,12 @@ async def test_plain_emits_keep_their_order_beside_a_large_command() -> None:
 
 
 @pytest.mark.bound("ledger.commands.HAPPENINGS_COUNT_MAX")
-@pytest.mark.parametrize("relations", [26, 250])
+@crossed
 async def test_a_command_that_would_emit_too_much_is_refused_before(
-    relations: int, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch, beyond: Beyond
 ) -> None:
     """With 100 happenings allowed, a merge that would emit more and the end of a hub with more relations are refused and change nothing."""
+    relations = beyond(25)  # a merge emits four happenings for each
     monkeypatch.setattr(commands_module, "HAPPENINGS_COUNT_MAX", 100)
     async with await open_ledger(MemoryLog(), catalogue=CATALOGUE) as ledger:
         await hubs(ledger, relations, "a", "b")

@@ -464,15 +464,15 @@ async def test_a_slow_subscriber_is_told_numbers_to_resume_with() -> None:
 @pytest.mark.bound("ledger.settings.LedgerSettings.buffer_count_max")
 @pytest.mark.req("H1", "H6")
 @pytest.mark.parametrize("filter", [None, MINE])
-@pytest.mark.parametrize("count", [3, 30, 33, 320])
-async def test_an_idle_subscriber_has_any_single_command_whole(count: int, filter: HappeningFilter | None) -> None:
+@pytest.mark.parametrize("beyond", [3, 30, 33, 320])
+async def test_an_idle_subscriber_has_any_single_command_whole(beyond: int, filter: HappeningFilter | None) -> None:
     """One beyond the buffer, ten times, beyond what is held in memory, and tenfold that: all come, in order, and nothing is missed."""
     world = World(capacity=2)
     stream = world.subscribe(filter=filter)
-    world.durable(*(released(number, "mine") for number in range(count)))
+    world.durable(*(released(number, "mine") for number in range(beyond)))
     world.durable(released("after", "mine"))
 
-    assert await read(stream, count + 1) == list(range(1, count + 2))
+    assert await read(stream, beyond + 1) == list(range(1, beyond + 2))
     assert world.happenings.missed_count == 0
 
 

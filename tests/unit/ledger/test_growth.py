@@ -101,13 +101,13 @@ def sizes(subjects: Subjects, relations: Relations) -> int:
 
 
 @pytest.mark.bound("ledger.subjects.TOMBSTONES_COUNT_MAX")
-@pytest.mark.parametrize("count", [100, 101, 1_000])
-def test_what_is_gone_takes_no_room(count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("beyond", [100, 101, 1_000])
+def test_what_is_gone_takes_no_room(beyond: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Visitors that come into a room and are forgotten: the graph keeps none of their ids, the subjects the last tombstones, also when restored."""
     monkeypatch.setattr(subjects_module, "TOMBSTONES_COUNT_MAX", 100)
     subjects, relations = Subjects(), Relations()
     subjects.put(SubjectRecord("room", "room", (), AT_MS, AT_MS))
-    for number in range(count):
+    for number in range(beyond):
         visitor = subject_id(number)
         subjects.put(SubjectRecord(visitor, "visitor", (), AT_MS, AT_MS))
         relations.claim(Triple(visitor, "in", "room"), "p", AT_MS)
@@ -123,9 +123,9 @@ def test_what_is_gone_takes_no_room(count: int, monkeypatch: pytest.MonkeyPatch)
         restored.restore(msgspec.msgpack.decode(msgspec.msgpack.encode(part.freeze()), type=part.frozen_type))
 
     for kept_subjects, kept_relations in ((subjects, relations), again):
-        assert len(kept_subjects.freeze().aliases) == min(count, 100)
-        assert kept_subjects.describe(subject_id(count - 1)).kind == "aliased"
-        assert kept_subjects.describe(subject_id(0)).kind == ("aliased" if count <= 100 else "not_found")
+        assert len(kept_subjects.freeze().aliases) == min(beyond, 100)
+        assert kept_subjects.describe(subject_id(beyond - 1)).kind == "aliased"
+        assert kept_subjects.describe(subject_id(0)).kind == ("aliased" if beyond <= 100 else "not_found")
         assert set(kept_relations.freeze().names) - {""} == {"room", "near"}
         assert len(kept_relations.freeze().names) <= 4
     assert sizes(subjects, relations) == sizes(*again)
