@@ -4,56 +4,44 @@ One HTTP/1.1 connection: httptools parses, ASGI applications answer, and every q
 One request is answered at a time. While it is, at most the next request head is parsed; what follows stays unparsed, and nothing more is read.
 Heads, bodies and unparsed bytes are charged to the connection's memory account, and answers that the peer does not read.
 
-Requests that servers and proxies could understand in two ways are refused with 400 and the connection is closed: see ``_check_framing``.
+Requests that servers and proxies could understand in two ways are refused with 400 and the connection is closed: see ``http_request``.
 Trailers are dropped. A WebSocket upgrade hands the connection to ``Connections.take_over``.
 """
 
 from __future__ import annotations
 
 import asyncio
-import base64
-import binascii
-import logging
-import re
 from collections import deque
-from http import HTTPStatus
-from typing import TYPE_CHECKING, Any, Final
-from urllib.parse import unquote
+from typing import TYPE_CHECKING, Final
 
 import httptools
-from starlette.types import ASGIApp, Message, Scope
+from starlette.types import Scope
 
 from tidings.core.errors import TidingsError
 
-from .edge import UNIX, Edge, PeerCounts, legible
+from .edge import UNIX, Edge, PeerCounts
 from .errors import (
-    BadHandshake,
     HeadTooLarge,
     MalformedRequest,
     MemoryExhausted,
     TooManyConnections,
     TooManyRequests,
     TrafficRefused,
-    UnknownSocketVersion,
 )
+from .http_exchange import Exchange
+from .http_request import FRAMING, check_framing, handshake_key, target_of
 from .proxies import TrustedProxies
 
 if TYPE_CHECKING:
     from .connections import Connections
     from .settings import ServerSettings
 
-logger = logging.getLogger(__name__)
-
 READ_BYTES: Final = 65_536
 """Read at once of a body that the application awaits."""
 _FIRST_READ_BYTES: Final = 16_384
 """Read at once of anything else, so that many connections without a token hold little."""
-_BODY_AHEAD_BYTES: Final = 65_536
-"""With more of a body than this, reading pauses until the application takes it."""
 _UNSENT_BYTES: Final = 16_384
 """With more of an answer than this unsent, its application waits, and it is charged."""
-_JOINED_BYTES: Final = 16_384
-"""A shorter body leaves in one write with its head; a longer one is not copied."""
 _HEADER_LINE_BYTES: Final = 4
 """The size of a header line besides its name and value."""
 _HEADER_MEMORY_BYTES: Final = 150
@@ -65,13 +53,6 @@ _LAST_ANSWER_S: Final = 1.0
 
 _END: Final = b"\r\n\r\n"
 _PROBES: Final = ("/healthz", "/readyz")
-_BODILESS: Final = (204, 304)
-_CONTROL: Final = re.compile(b"[\x00-\x08\x0a-\x1f\x7f]")
-_HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]*")
-_FRAMING: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"expect", b"upgrade", b"connection"))
-_STATUS_LINES: Final = {int(status): b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
-_SOCKET_VERSION: Final = b"13"
-_SOCKET_KEY_BYTES: Final = 16
 
 
 class HttpContext:
@@ -109,187 +90,6 @@ class HttpContext:
         return self._proxies
 
 
-class Exchange:
-    """One request and its answer: the scope, ``receive`` and ``send`` of an ASGI application."""
-
-    __slots__ = (
-        *(
-            "_announced",
-            "_body",
-            "_connection",
-            "_head",
-            "_is_chunked",
-            "_is_taken",
-            "_waiter",
-            "app",
-            "awaits_continue",
-        ),
-        *(
-            "failure",
-            "held",
-            "is_answered",
-            "is_begun",
-            "is_disconnected",
-            "is_kept_alive",
-            "is_whole",
-            "scope",
-            "size",
-        ),
-    )
-
-    def __init__(self, connection: HttpProtocol, scope: Scope, app: ASGIApp) -> None:
-        self._connection = connection
-        self.scope = scope
-        self.app = app
-        self._body: bytes | bytearray = b""
-        self._is_taken = False
-        """Whether ``receive`` has returned the end of the body."""
-        self._waiter: asyncio.Event | None = None
-        self._head = b""
-        self._announced = 0
-        self._is_chunked: bool | None = None
-        self.size = self.held = 0
-        """The bytes of head and body, and of these the bytes that are charged."""
-        self.failure: TrafficRefused | None = None
-        """Raised by ``receive``: the rest of the body will not come."""
-        self.awaits_continue = False
-        self.is_whole = False
-        """Whether the body has come to its end."""
-        self.is_begun = self.is_answered = self.is_disconnected = False
-        self.is_kept_alive = True
-
-    async def run(self) -> None:
-        """Have the application answer; without a complete answer the connection is closed."""
-        try:
-            await self.app(self.scope, self.receive, self.send)
-            if not self.is_answered and not self.is_disconnected:
-                raise RuntimeError("the answer is not complete")
-        except Exception:
-            logger.exception("%s %s: the application failed", self.scope["method"], legible(self.scope["path"]))
-            self._connection.close()
-
-    async def receive(self) -> Message:
-        """
-        Return the next part of the body, or that the client has gone.
-
-        Raises:
-            TrafficRefused: The rest of the body is malformed, or there is no memory for it.
-        """
-        if self.awaits_continue:
-            self.awaits_continue = False
-            self._connection.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-        while not (self._body or self.is_whole) or self._is_taken:
-            if self.failure is not None or self.is_disconnected or self.is_answered:
-                break
-            waiter = self._waiter = self._waiter or asyncio.Event()
-            self._connection.read_on()
-            if self._waiter is waiter:
-                await waiter.wait()
-        if self.failure is not None:
-            raise self.failure
-        if self.is_disconnected or self.is_answered:
-            return {"type": "http.disconnect"}
-        body, self._body = self._body, b""
-        self._is_taken = self.is_whole
-        self._connection.is_ahead = False
-        return {"type": "http.request", "body": bytes(body), "more_body": not self.is_whole}
-
-    @property
-    def is_awaited(self) -> bool:
-        """Whether the application waits for more of the body."""
-        return self._waiter is not None and not self.is_whole
-
-    def wake(self) -> None:
-        """Have ``receive`` look again."""
-        waiter, self._waiter = self._waiter, None
-        if waiter is not None:
-            waiter.set()
-
-    def take(self, body: bytes) -> bool:
-        """Take a part of the body. Return whether as much has come as may before the application takes it."""
-        if self._body:
-            self._body = bytearray(self._body) if isinstance(self._body, bytes) else self._body
-            self._body += body
-        else:
-            self._body = body
-        if self._waiter is not None:
-            self.wake()
-        return len(self._body) > _BODY_AHEAD_BYTES
-
-    def disconnect(self) -> None:
-        """The client has gone."""
-        self.is_disconnected = True
-        self.wake()
-
-    async def send(self, message: Message) -> None:
-        """
-        Take the next part of the answer.
-
-        Raises:
-            RuntimeError: It breaks the order of parts, or is longer or shorter than announced.
-        """
-        connection = self._connection
-        if connection.writable is not None and not self.is_disconnected:
-            await connection.writable.wait()
-        if self.is_disconnected:
-            return
-        if not self.is_begun:
-            self._begin(message["status"], message.get("headers", ()))
-        elif self.is_answered:
-            raise RuntimeError("the answer is complete")
-        else:
-            self._continue(message.get("body", b""), is_last=not message.get("more_body", False))
-
-    def _begin(self, status: int, headers: Any) -> None:
-        self.is_begun = True
-        if self.awaits_continue:
-            # The client may send the body it announced, or leave it out: what comes next could be either.
-            self.awaits_continue = self.is_kept_alive = False
-        lines = [_STATUS_LINES.get(status, b"HTTP/1.1 %d \r\n" % status), self._connection.context.date_line]
-        for name, value in headers:
-            if _CONTROL.search(value):
-                raise RuntimeError(f"header {name!r} holds a control character")
-            if name == b"content-length":
-                self._is_chunked, self._announced = False, int(value)
-            elif name == b"connection" and value == b"close":
-                self.is_kept_alive = False
-                continue
-            lines += (name, b": ", value, b"\r\n")
-        if self._is_chunked is None and self.scope["method"] != "HEAD" and status not in _BODILESS:
-            self._is_chunked = self.scope["http_version"] == "1.1"
-            if self._is_chunked:
-                lines.append(b"transfer-encoding: chunked\r\n")
-            else:  # HTTP/1.0 does not know chunks: the end of the connection is the end of the body
-                self.is_kept_alive, self._announced = False, -1
-        if not self.is_kept_alive:
-            lines.append(b"connection: close\r\n")
-        lines.append(b"\r\n")
-        head = b"".join(lines)
-        if self._is_chunked or self._announced < 0:
-            self._connection.write(head)
-        else:  # each write is a system call and wakes the peer: a head that announces its body's length leaves with the body
-            self._head = head
-
-    def _continue(self, body: bytes, *, is_last: bool) -> None:
-        if self.scope["method"] == "HEAD":
-            body, self._announced = b"", 0
-        elif self._is_chunked:
-            body = (b"%x\r\n%b\r\n" % (len(body), body) if body else b"") + (b"0\r\n\r\n" if is_last else b"")
-        elif self._announced >= 0:
-            self._announced -= len(body)
-            if self._announced < 0 or (is_last and self._announced):
-                raise RuntimeError("the body is not as long as was announced")
-        head, self._head = self._head, b""
-        if len(body) > _JOINED_BYTES and head:
-            self._connection.write(head)
-            head = b""
-        self._connection.write(head + body if head else body)
-        if is_last:
-            self.is_answered = True
-            self.wake()
-            self._connection.answered(self)
-
-
 class HttpProtocol(asyncio.BufferedProtocol):
     """One HTTP connection. ``context`` is what it shares with all others."""
 
@@ -314,8 +114,6 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._is_reading = True
         self.is_ahead = False
         """Whether parsing waits for the application to take what has come of a body."""
-        self._host = b""
-        """The last valid Host."""
         self._is_last = False
         """Whether no more requests are taken from this connection: what comes is dropped."""
         self._unread_since_s: float | None = None
@@ -398,7 +196,9 @@ class HttpProtocol(asyncio.BufferedProtocol):
             self.context.peers.left(self._peer_address)
         self.memory.close()
         self._is_last = True
-        self._upgrading = None
+        # What refers to this protocol is let go of, so that its memory is free now and not when garbage is collected.
+        self._parser = self._upgrading = self._parsing = self._current = None  # type: ignore[assignment]  # not used again
+        self._reset()
 
     def pause_writing(self) -> None:
         self.writable = self.writable or asyncio.Event()
@@ -416,6 +216,11 @@ class HttpProtocol(asyncio.BufferedProtocol):
             self.writable = None
 
     # As an exchange sees it
+
+    @property
+    def date_line(self) -> bytes:
+        """The header line of the date."""
+        return self.context.date_line
 
     def write(self, data: bytes) -> None:
         """Send a part of an answer."""
@@ -520,8 +325,11 @@ class HttpProtocol(asyncio.BufferedProtocol):
                 end = data.find(_END, position) + len(_END)
                 if end < len(_END):
                     end = size
-                self._piece_bytes = end - position if self._parsing is None else 0
+                self._piece_bytes = 0
                 self._raw_bytes += end - position
+                if self._parsing is None:
+                    self._piece_bytes = end - position
+                    self._hold_head(data.count(b"\n", position, end))
                 try:
                     self._parser.feed_data(data if end - position == size else memoryview(data)[position:end])
                 except httptools.HttpParserUpgrade as upgrade:
@@ -531,8 +339,6 @@ class HttpProtocol(asyncio.BufferedProtocol):
                 position = end
                 if self._raw_bytes > self.settings.head_bytes_max and (self._is_in_head or self._parsing is not None):
                     raise HeadTooLarge(self.settings.head_bytes_max)
-            if self._is_in_head:
-                self._hold_head()
         except TrafficRefused as error:
             self._refuse(error)
         except httptools.HttpParserError:
@@ -547,8 +353,9 @@ class HttpProtocol(asyncio.BufferedProtocol):
         elif not self._is_reading:
             self.read_on()
 
-    def _hold_head(self) -> None:
-        size = self._raw_bytes + _HEADER_MEMORY_BYTES * len(self._headers)
+    def _hold_head(self, line_count: int) -> None:
+        """Charge the head before it is parsed, with so many lines more: short headers take many times their bytes."""
+        size = self._raw_bytes + _HEADER_MEMORY_BYTES * (len(self._headers) + line_count)
         if size > max(_SMALL_BYTES, self._head_held):
             self.memory.hold(size - self._head_held)
             self._head_held = size
@@ -571,36 +378,51 @@ class HttpProtocol(asyncio.BufferedProtocol):
             return  # a trailer: a proxy may have checked the headers, and has not seen it among them
         name = name.lower()
         self._headers.append((name, value))
-        if name in _FRAMING:
+        if name in FRAMING:
             self._framing.append((name, value.rstrip(b" \t")))  # llhttp leaves the blanks behind a value
 
     def on_headers_complete(self) -> None:
         parser, context = self._parser, self.context
-        version = parser.get_http_version()
+        version, method = parser.get_http_version(), parser.get_method().decode("ascii")
         if not self._raw_bytes:  # it came in one piece with the body before it
             self._raw_bytes = sum(len(name) + len(value) + _HEADER_LINE_BYTES for name, value in self._headers)
         try:
             if self._raw_bytes > self.settings.head_bytes_max:
                 raise HeadTooLarge(self.settings.head_bytes_max)
-            has_body, expects_continue = self._check_framing(version)
-            scope = self._scope(parser.get_method().decode("ascii"))
-            if self._is_proxy:
-                scope["client"] = (context.proxies.client(self._peer_address, self._headers), 0)
-            self._hold_head()
+            has_body, expects_continue = check_framing(self._framing, version)
+            target = target_of(method, self._url, self._headers)
+            self._hold_head(0)
         except TrafficRefused as error:
             raise self._fail(error) from None
-        except (httptools.HttpParserError, ValueError):
-            raise self._fail(MalformedRequest("its target is not valid")) from None
-        scope["http_version"] = version
+        scope = {
+            **self._base,
+            "method": method,
+            "http_version": version,
+            "path": target.path,
+            "raw_path": target.raw_path,
+            "query_string": target.query,
+            "headers": target.headers,
+            "state": {},
+        }
+        if self._is_proxy:
+            scope["client"] = (context.proxies.client(self._peer_address, self._headers), 0)
         self._is_in_head = False
         exchange = self._parsing = Exchange(self, scope, context.edge)
-        exchange.size = self._raw_bytes + _HEADER_MEMORY_BYTES * len(self._headers)
         exchange.held, self._head_held = self._head_held, 0
-        exchange.awaits_continue = expects_continue and version == "1.1"
+        exchange.size = max(exchange.held, self._raw_bytes + _HEADER_MEMORY_BYTES * len(self._headers))
+        exchange.awaits_continue = expects_continue
         exchange.is_kept_alive = version == "1.1" and parser.should_keep_alive()
         if parser.should_upgrade():
+            is_behind = self._current is not None and not self._current.is_answered
             try:
-                key = self._handshake_key(scope, has_body=has_body)
+                key = handshake_key(
+                    self._framing,
+                    self._headers,
+                    method=method,
+                    version=version,
+                    has_body=has_body,
+                    is_behind=is_behind,
+                )
             except TrafficRefused as error:
                 exchange.app, exchange.is_kept_alive = context.edge.refusing(error), False
             else:
@@ -608,97 +430,6 @@ class HttpProtocol(asyncio.BufferedProtocol):
                     self._upgrading = exchange, key
                     return
         self._enqueue(exchange)
-
-    def _check_framing(self, version: str) -> tuple[bool, bool]:
-        """Refuse what could be understood in two ways. Return whether there is a body, and whether the client waits to send it."""
-        hosts = lengths = encodings = 0
-        has_body = expects_continue = False
-        for name, value in self._framing:
-            if name == b"host":
-                hosts += 1
-                if value != self._host and _HOST.fullmatch(value) is None:
-                    raise MalformedRequest("its Host is not valid")
-                self._host = value
-            elif name == b"content-length":
-                lengths += 1
-                has_body = value.strip(b"0") != b""
-                if not value.isdigit():
-                    raise MalformedRequest("its Content-Length is not a number")
-            elif name == b"transfer-encoding":
-                encodings += 1
-                has_body = True
-                if value.lower() != b"chunked":
-                    raise MalformedRequest("its Transfer-Encoding is not chunked")
-            elif name == b"expect":
-                expects_continue = value.lower() == b"100-continue"
-        if version not in ("1.1", "1.0"):
-            raise MalformedRequest(f"HTTP/{version} is not supported here")
-        if hosts > 1 or (not hosts and version == "1.1"):
-            raise MalformedRequest("it needs exactly one Host")
-        if lengths + encodings > 1 or (encodings and version == "1.0"):
-            raise MalformedRequest("the length of its body is ambiguous")
-        return has_body, expects_continue
-
-    def _scope(self, method: str) -> Scope:
-        """The scope of the request; of its target the path and the query."""
-        url, headers = httptools.parse_url(self._url), self._headers
-        path = url.path or b"/"
-        if url.schema is not None:
-            # RFC 9112, 3.2.2: the target's authority counts, whatever Host says.
-            authority = re.split(rb"[/?]", self._url.partition(b"://")[2])[0]
-            if b"@" in authority:
-                raise MalformedRequest("its target has user information")
-            headers = [(name, authority if name == b"host" else value) for name, value in headers]
-        if url.fragment is not None:
-            raise MalformedRequest("its target has a fragment")
-        if url.schema is None and not path.startswith(b"/") and (method, path) != ("OPTIONS", b"*"):
-            raise MalformedRequest("its target is not a path")
-        text = path.decode("ascii")
-        return {
-            **self._base,
-            "method": method,
-            "path": unquote(text) if "%" in text else text,
-            "raw_path": path,
-            "query_string": url.query or b"",
-            "headers": headers,
-            "state": {},
-        }
-
-    def _handshake_key(self, scope: Scope, *, has_body: bool) -> bytes | None:
-        """
-        The key of a WebSocket handshake; ``None`` for an upgrade to anything else, which is answered as if it were no upgrade.
-
-        Raises:
-            MalformedRequest, BadHandshake, UnknownSocketVersion: Something is wrong with it.
-        """
-        upgrades = [value.lower() for name, value in self._framing if name == b"upgrade"]
-        if b"websocket" not in upgrades:
-            if has_body:  # to the parser, a body behind the head of an upgrade would be the next request
-                raise MalformedRequest("an upgrade has a body")
-            return None
-        if self._current is not None and not self._current.is_answered:
-            raise BadHandshake("it comes behind a request that is not answered")
-        for problem, is_bad in (
-            ("its Upgrade names more than one protocol", len(upgrades) != 1),
-            ("it has a body", has_body),
-            ("it is of HTTP/1.0", scope["http_version"] == "1.0"),
-            (f"its method is {scope['method']}", scope["method"] != "GET"),
-        ):
-            if is_bad:
-                raise BadHandshake(problem)
-        versions = [value for name, value in self._headers if name == b"sec-websocket-version"]
-        if not versions:
-            raise BadHandshake("it has no version")
-        if versions != [_SOCKET_VERSION]:
-            raise UnknownSocketVersion(b", ".join(versions).decode("latin-1")[:100])
-        keys = [value for name, value in self._headers if name == b"sec-websocket-key"]
-        try:
-            is_valid = len(keys) == 1 and len(base64.b64decode(keys[0], validate=True)) == _SOCKET_KEY_BYTES
-        except (binascii.Error, ValueError):
-            is_valid = False
-        if not is_valid:
-            raise BadHandshake("it has no valid key")
-        return keys[0]
 
     def on_body(self, body: bytes) -> None:
         self._raw_bytes = 0

@@ -115,7 +115,7 @@ class ServerSettings(Settings, frozen=True, kw_only=True):
     """HTTP connections at once; one more is answered with 503."""
     requests_per_address_max: Annotated[int, msgspec.Meta(ge=1, le=100_000)] = 200
     """HTTP connections at once from one address, so that none takes all; those of the Unix socket are not counted. A proxy in
-    front is one address: raise it there, or have the proxy come by the Unix socket."""
+    front is one address: name it in ``trusted_proxies``."""
     message_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=64 * _MIB)] = 2 * _MIB
     """A longer message on a socket closes it with 1009."""
     body_bytes_max: Annotated[int, msgspec.Meta(ge=1_024, le=1024 * _MIB)] = 16 * _MIB
