@@ -20,13 +20,27 @@ from tidings.testing.node import node_settings
 POLICY = 'forbid (principal == Subject::"eve", action, resource == Topic::"x");'
 
 
-@pytest.mark.parametrize("letter", ["p", "é"], ids=["ascii", "not ascii"])
+def patterns(number: int) -> str:
+    """A policy with 170 patterns: about as many as one holds."""
+    return "".join(
+        f'forbid (principal == Subject::"eve", action, resource) when {{ resource.name like "x{number}.{at}*y" }};'
+        for at in range(170)
+    )
+
+
+@pytest.mark.parametrize(
+    ("letter", "policies"),
+    [("p", [POLICY]), ("é", [POLICY]), ("x", [patterns(number) for number in range(4)])],
+    ids=["ascii", "not ascii", "many patterns"],
+)
 async def test_a_batch_that_names_64_partitions_an_event_does_not_block_the_loop(
-    letter: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    letter: str, policies: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """1,000 events with 64 partitions each and a stored policy: other requests are answered in between."""
+    """1,000 events with 64 partitions each and stored policies: other requests are answered in between."""
     async with api(tmp_path) as (node, client):
-        await client.post("/v1/access/policies", json={"policy_id": "own", "text": POLICY})
+        for number, text in enumerate(policies):
+            stored = await client.post("/v1/access/policies", json={"policy_id": f"own{number}", "text": text})
+            assert stored.status_code == 201, stored.text
         names = [f"{letter}{number}" for number in range(4_096)]
         batch = [
             {
@@ -46,6 +60,7 @@ async def test_a_batch_that_names_64_partitions_an_event_does_not_block_the_loop
                 "/v1/events",
                 content=body,
                 headers={"content-type": "application/json", **node.headers("low", topics=["demo"])},
+                timeout=60,
             )
         assert answer.json()["appended"] == 1_000
         assert measured.longest_s < CALLBACK_S_MAX, measured

@@ -234,9 +234,11 @@ class Capsule:
 
         Afterwards ``allows`` and the others find the policies' decisions made, as long as access does not change.
         """
-        slicing = Slicing(self._book)
-        for action, resource in questions:
-            self._decide(action, resource)
+        slicing, decided = Slicing(self._book), set[tuple[Action, Resource]]()
+        for question in questions:
+            if question not in decided:
+                decided.add(question)
+                self._decide(*question)
             if slicing.is_over():
                 await asyncio.sleep(0)
                 slicing = Slicing(self._book)
@@ -558,10 +560,9 @@ class AccessBook:
         facts = RightsContext(context.claims.cover(action, resource), last > 0, last < 0)
         try:
             policies = self._policies_in_force()
-            before = policies.evaluation_count
+            before = policies.effort
             decision = policies.decide(context, action, resource, facts)
-            evaluations = policies.evaluation_count - before
-            self.effort += _DECISION_EFFORT + evaluations * policies.evaluation_effort + rules.prefix_count // 8
+            self.effort += _DECISION_EFFORT + rules.prefix_count // 8 + policies.effort - before
         except InvalidPolicy as error:
             return Explanation(False, self.seq, errors=(str(error),))
         for error_text in decision.errors:

@@ -83,7 +83,7 @@ class RightsContext(msgspec.Struct, frozen=True):
 
 
 _DECISIONS_MAX: Final = 16_384
-"""Decisions that a policy set remembers; with more it forgets all and decides again."""
+"""Decisions, and classes of names, that a policy set remembers; with more it forgets all and decides again."""
 _EVALUATION_EFFORT: Final = 60
 _BEARERS_MAX: Final = 1_024
 """Bearers whose classes a policy set remembers."""
@@ -156,10 +156,13 @@ class Distinctions:
     """
 
     def __init__(self, texts: Iterable[str]) -> None:
+        self.effort = 0
+        """What finding classes has cost so far, about in microseconds."""
         literals: set[str] = set()
         patterns: set[tuple[str, ...]] = set()
         self.literals: frozenset[str] | None = None
         """Every string that the policies compare names with; ``None`` if they do more than compare."""
+        self._patterns: tuple[tuple[str, ...], ...] = ()
         for text in texts:
             before = ""
             for token in _TOKEN.findall(text):
@@ -175,6 +178,7 @@ class Distinctions:
                 before = token
         self.literals = frozenset(literals)
         self._patterns = tuple(sorted(patterns))
+        self._classes: dict[str, int] = {}
 
     @property
     def samples(self) -> list[str] | None:
@@ -190,10 +194,18 @@ class Distinctions:
         """Return the name itself if a policy mentions it, otherwise the set of patterns that it matches."""
         if self.literals is None or name in self.literals:
             return name
-        matched = 0
-        for number, pattern in enumerate(self._patterns):
-            if _matches(name, pattern):
-                matched |= 1 << number
+        if not self._patterns:
+            return 0
+        matched = self._classes.get(name)
+        if matched is None:
+            matched = 0
+            for number, pattern in enumerate(self._patterns):
+                if name.startswith(pattern[0]) and _matches(name, pattern):
+                    matched |= 1 << number
+            if len(self._classes) >= _DECISIONS_MAX:
+                self._classes.clear()
+            self._classes[name] = matched
+            self.effort += len(self._patterns) // 3
         return matched
 
 
@@ -353,8 +365,12 @@ class PolicySet:
         self._bearers: dict[Any, _Bearer] = {}
         self.evaluation_count = 0
         """Calls of the policy engine."""
-        self.evaluation_effort = _EVALUATION_EFFORT + len(self._names)
-        """About how many microseconds one call takes; so work can be cut into slices without a clock."""
+        self._evaluation_effort = _EVALUATION_EFFORT + len(self._names)
+
+    @property
+    def effort(self) -> int:
+        """What deciding has cost so far, about in microseconds; so work can be cut into slices without a clock."""
+        return self.evaluation_count * self._evaluation_effort + self.distinctions.effort
 
     def decide(
         self, context: OperationContext, action: Action, resource: Resource, standpoint: RightsContext
