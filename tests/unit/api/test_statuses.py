@@ -54,6 +54,7 @@ def test_only_our_own_trouble_is_500() -> None:
         "node.address_unusable",
         "node.certificate_unusable",
         "node.invalid_signal",
+        "node.not_started",
         "workspace.corrupt",
         "workspace.missing",
         "workspace.unsupported_format",
