@@ -46,13 +46,13 @@ def violation(edge: tuple[str, str, str], side: str, declared: str, count: int, 
     }
 
 
-@pytest.mark.req("H24")
 def claimed(what: str, source: str, predicate: str, target: str, by: str = "p1") -> dict[str, Any]:
     """The happening of a claim that was made or retracted."""
     ends = {"source_id": source, "predicate": predicate, "target_id": target}
     return {"type": f"relation_{what}", "plugin": by, **ends}
 
 
+@pytest.mark.req("H24")
 async def test_too_many_ends_are_stored_and_told_for_each_side(music: Graph) -> None:
     """A relation beyond what its predicate declares is kept; source side first, then target side; saying it again tells nothing."""
     assert await claim(music, "T", "opens", "B") == [claimed("asserted", "T", "opens", "B")]
