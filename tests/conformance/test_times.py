@@ -136,3 +136,25 @@ async def test_times_bound_partitions_too(
         )
 
         assert await read_seqs(log, query, limit=limit) == (expected[::-1] if backwards else expected)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+async def test_a_clock_a_century_ahead_does_not_stamp_what_comes_after(
+    open_engine: OpenEngine, clock: VirtualClock, is_first: bool
+) -> None:
+    """Its records get the time of the one before; the next ones get the true time, and are found by it."""
+    log = await open_engine(clock=clock)
+    if not is_first:
+        await append_all(log, [event("a")])
+    century = 100 * 365.25 * 24 * 3600
+    clock.jump(century)
+    await append_all(log, [event("a")])
+    clock.jump(10 - century)
+    await append_all(log, [event("a")])
+
+    page = await log.read(Query())
+    assert all(record.meta.written_at < "2027" for record in page.records)
+    assert await read_seqs(log, Query(from_time=at(5))) == [page.records[-1].seq]
+    info = log.topic("a")
+    assert info is not None
+    assert info.segments[-1].last_written_at < "2027"

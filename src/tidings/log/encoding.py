@@ -43,6 +43,8 @@ _HEADS_MAX: Final = 10_000
 _REST_BYTES_MAX: Final = 64 * 1024
 _PLAIN_ID: Final = re.compile(r"[A-Za-z0-9_.:|@/\-]{1,256}", re.ASCII)
 _TS_NS_MAX: Final = ns_of(datetime.fromisoformat("2262-01-01T00:00:00+00:00"))
+WRITTEN_NS_MAX: Final = ns_of(datetime.fromisoformat("2100-01-01T00:00:00+00:00"))
+"""A clock that says more is wrong. Times of writing never go back, so one such record would give its time to all later ones."""
 
 
 class EnvelopeHead:
@@ -81,6 +83,11 @@ class EventDraft(msgspec.Struct, gc=False):
     so large that bytes have to be counted."""
     plain: bytes | None = None
     """Of a sealed draft: the payload before it was."""
+
+
+def written_ns(now_ns: int, last_ns: int) -> int:
+    """Return the time of writing for a record: never before that of the last one, and never from a clock that cannot be right."""
+    return last_ns if now_ns >= WRITTEN_NS_MAX else max(now_ns, last_ns)
 
 
 class EventEncoder:

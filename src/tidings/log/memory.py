@@ -24,7 +24,7 @@ from tidings.core.events import Event
 from tidings.core.ids import LogIdMaker
 from tidings.core.names import check_partitions
 
-from .encoding import EventDraft, EventEncoder, content_digest, unsealed
+from .encoding import EventDraft, EventEncoder, content_digest, unsealed, written_ns
 from .encryption import Encryptor
 from .errors import EpochMismatch, IdConflict, LogClosed, PositionTrimmed
 from .interface import Appended, Authorise, Duplicate, Health, Page, Position, Query, Refused, TopicInfo, Verdict
@@ -289,9 +289,9 @@ class MemoryLog:
         name = draft.head.topic
         topic = self._topics.get(name) or _Topic(name)
         event_id = draft.event_id or self._id_maker.make(seq)
-        written_ns = max(self._clock.now_ns(), self._last_written_ns)
+        time_ns = written_ns(self._clock.now_ns(), self._last_written_ns)
         named = self._encoder.seal(replace(draft, event_id=event_id))
-        line = self._encoder.encode(named, topic.next_offset, seq, format_utc(written_ns))
+        line = self._encoder.encode(named, topic.next_offset, seq, format_utc(time_ns))
 
         # Nothing was changed up to here, and nothing fails from here on.
         event.meta.event_id = event_id
@@ -300,7 +300,7 @@ class MemoryLog:
         self._topics[name] = topic
         self._stored.append(stored)
         self._last_seq = seq
-        self._last_written_ns = written_ns
+        self._last_written_ns = time_ns
         known = _Known(Duplicate(seq, stored.record.offset, event_id), digest)
         self._ids[event_id] = known
         if draft.idem_key is not None:

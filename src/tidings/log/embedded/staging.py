@@ -23,7 +23,7 @@ from typing import Final, NamedTuple
 from tidings.core.clock import Clock, format_utc
 from tidings.core.errors import TidingsError
 
-from ..encoding import EnvelopeHead, EventDraft
+from ..encoding import WRITTEN_NS_MAX, EnvelopeHead, EventDraft, written_ns
 from ..errors import LogClosed, LogFenced, StorageFull
 from ..interface import Appended
 from ..line_codec import LogIdMaker, encode_before_id, encode_record_line
@@ -276,6 +276,7 @@ class Staging:
 
     __slots__ = (
         "_clock",
+        "_is_clock_wrong",
         "_is_flat",
         "_last_written_ns",
         "_loop",
@@ -293,6 +294,7 @@ class Staging:
         self._state = state
         self._clock = clock
         self._last_written_ns = last_written_ns
+        self._is_clock_wrong = False
         self._is_flat = is_flat
         self.ids = LogIdMaker()
         self.batches: deque[CommitBatch] = deque()
@@ -365,7 +367,14 @@ class Staging:
 
     def _encode(self, batch: CommitBatch) -> None:
         # A clock that goes back must not: the time of writing is an order as much as a time.
-        self._last_written_ns = max(self._clock.now_ns(), self._last_written_ns)
+        now_ns = self._clock.now_ns()
+        if (now_ns >= WRITTEN_NS_MAX) is not self._is_clock_wrong:
+            self._is_clock_wrong = not self._is_clock_wrong
+            if self._is_clock_wrong:
+                logger.error(
+                    "the clock says %s: records get the time of the one before until it is right", format_utc(now_ns)
+                )
+        self._last_written_ns = written_ns(now_ns, self._last_written_ns)
         batch.written_at = written_at = format_utc(self._last_written_ns)
         lines, verdicts, shares = batch.lines, batch.verdicts, batch.shares
         seq = batch.first_seq
