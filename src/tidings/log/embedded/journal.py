@@ -71,6 +71,7 @@ class Journal:
         reserve: Gives space to commits that may use it.
         sizing: How files and reserve grow; left out, they keep their sizes, and there is no reserve.
         room: What was promised to commits, some of which may be spared.
+        log_bytes: What the segments hold: files do not get larger than the log.
         inherited: Files of an earlier life, oldest first, with the last seq in each. The segments lack some of their lines.
     """
 
@@ -85,6 +86,7 @@ class Journal:
         reserve: Reserve | None = None,
         sizing: Sizing | None = None,
         room: SegmentRoom | None = None,
+        log_bytes: int = 0,
         inherited: Sequence[tuple[Path, int]] = (),
     ) -> None:
         self._disk = disk
@@ -114,6 +116,7 @@ class Journal:
         self.synced_seq = 0
         """Up to here the journal is on disk."""
         self._written_seq = 0
+        self._held_bytes = log_bytes
 
     @property
     def is_tight(self) -> bool:
@@ -140,6 +143,7 @@ class Journal:
             and active is not None
             and active.size >= self.file_bytes
             and active.position * 2 > active.size
+            and self._held_bytes >= sizing.grown(self.file_bytes)
             and active is not self._kept_size_in
             and self.file_bytes < sizing.file_bytes_max
         )
@@ -251,6 +255,7 @@ class Journal:
             slot.file.sync()
             raise StorageFull(str(slot.path)) from error
         slot.position += len(frame)
+        self._held_bytes += len(frame)
         slot.last_seq = self._written_seq = last
         if self._is_synced:
             self.sync()

@@ -111,7 +111,8 @@ def _recover(
             _show_unmoved(state, index, unmoved)
         index_full = _bring_index_up(index, state, disk, layout, encryptor)
         unflushed = [] if unmoved is None else unmoved.unflushed
-        sizing = Sizing(settings, disk.space(layout.root), sum(stream.size_bytes for stream in state.streams()))
+        log_bytes = sum(stream.size_bytes for stream in state.streams())
+        sizing = Sizing(settings, disk.space(layout.root), log_bytes)
         room = None
         if settings.reserve_bytes != 0:
             room = SegmentRoom(disk, layout.room, reserve, owed=sum(each.room for each in unflushed))
@@ -124,6 +125,7 @@ def _recover(
             reserve=reserve,
             sizing=sizing,
             room=room,
+            log_bytes=log_bytes,
             inherited=[] if unmoved is None else unmoved.files,
         )
         journal.synced_seq = plan.last_seq

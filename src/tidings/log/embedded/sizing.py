@@ -1,8 +1,8 @@
 """
 How large the journal's files and the reserve are: decided from what the log holds and what the disk has.
 
-A log begins with a small journal file. Each file that fills up is followed by one of twice the size, up to ``journal_bytes`` and to a
-hundredth of the disk; the reserve follows with twice the size of a journal file. A large log begins with large files. Closing a log
+A log begins with a small journal file. Each file that fills up is followed by one of twice the size, up to ``journal_bytes``, a
+hundredth of the disk, and what the log holds; the reserve follows with twice the size of a journal file. A large log begins with large files. Closing a log
 leaves a smaller reserve: nothing waits in the journal then.
 """
 

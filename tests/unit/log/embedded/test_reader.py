@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tidings.log.embedded.layout import Layout, StreamKey
-from tidings.log.embedded.reader import Bounds, SegmentReader, StreamView, find_line, view_of
+from tidings.log.embedded.reader import _LEFT_OFF_MAX, Bounds, SegmentReader, StreamView, find_line, view_of
 from tidings.log.embedded.state import Segment, Stream
 from tidings.log.errors import CorruptLog
 from tidings.log.segment import Head, encode_line
@@ -146,3 +146,24 @@ def test_more_segments_than_open_files() -> None:
     assert [r.offset for r, _ in reader.walk([view_of(stream, Bounds())], Bounds(seq_from=head(140).seq))] == list(
         range(140, 150)
     )
+
+
+def test_the_places_that_a_reader_remembers_are_bounded() -> None:
+    """However many segments are read, it remembers where it left off in a fixed number of them, the last ones."""
+    disk, views = SimulatedDisk(), list[StreamView]()
+    for n in range(_LEFT_OFF_MAX * 3):
+        stream = Stream(KEY, lines_max=1, bytes_max=1)
+        segment = Segment(n + 1)
+        data = line(n, 10)
+        disk.write_all(LAYOUT.segment(KEY, n + 1), data)
+        segment.grow(1, len(data), head(n), head(n), ())
+        segment.flushed_bytes = len(data)
+        stream.segments.append(segment)
+        views.append(view_of(stream, Bounds()))
+    reader = SegmentReader(disk, LAYOUT)
+
+    for view in views:
+        assert len(list(reader.walk([view], Bounds()))) == 1
+
+    assert len(reader._left_off) == _LEFT_OFF_MAX
+    reader.close()
