@@ -253,7 +253,8 @@ _JAVA_OPTIONS: Final = (
     "-XX:+UseParallelGC -XX:MetaspaceSize=512m -XX:Tier4InvocationThreshold=25000"
     " -XX:Tier4MinInvocationThreshold=3000 -XX:Tier4CompileThreshold=75000"
 )
-_BRIEF_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+# All sets of jobs fill the 48 MB that such a JVM has for code, and what is loaded then fails.
+_BRIEF_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:ReservedCodeCacheSize=240m"
 """For a JVM that ends before code that is compiled well would have paid: it is compiled quickly, and once."""
 
 
