@@ -298,7 +298,7 @@ def event_tables(data: bytes, *, memory_mb: int) -> Iterator[tuple[pa.Table, lis
         yield table, [BadLine(at + line.at, line.data, line.reason) for line in flawed]
 
 
-BRONZE_ENCODING: Final = {
+BRONZE_ENCODING: Final[dict[str, Any]] = {
     "compression_level": 1,
     "data_page_version": "2.0",
     "use_dictionary": list(_REPEATED),

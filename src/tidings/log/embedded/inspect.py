@@ -177,7 +177,7 @@ class SealReport:
         self.problems: list[FileProblem] = []
         self.torn_at: int | None = None
         """Where the last line was torn by a crash: harmless, its segment is sealed again."""
-        self.head = CHAIN_START
+        self.head: str = CHAIN_START
         """The last digest of the chain."""
         at = 0
         while at < len(data):
