@@ -27,6 +27,8 @@ from .state import LedgerState
 PAGE_SIZE: Final = 100
 PAGE_SIZE_MAX: Final = 1000
 _RUN_KEYS: Final = 4096
+_MERGED_KEYS_MAX: Final = 65_536
+"""Runs are merged up to this length, which takes a few milliseconds: a page looks into one run for each so many keys."""
 
 Key = TypeVar("Key", bound="str | tuple[str, ...]")
 Item = TypeVar("Item")
@@ -48,7 +50,7 @@ class KeyOrder(Generic[Key]):
     The keys of a store in their order.
 
     Costs next to nothing until the first page is asked for. From there on the keys are kept as sorted runs, each short enough to be sorted in
-    a moment; a page merges what it needs of them. What was removed is passed over, and after as many changes as there are keys all is
+    a moment, and merged in levels as they become more; a page merges what it needs of them. What was removed is passed over, and after as many changes as there are keys all is
     given up until the next page.
 
     Args:
@@ -73,6 +75,8 @@ class KeyOrder(Generic[Key]):
         if len(self._fresh) == _RUN_KEYS:
             self._runs.append(self._fresh)
             self._fresh = []
+            while _merge_last(self._runs):
+                pass
         self._changes_left -= 1
         if self._changes_left < 0 and self._is_ready:
             self._runs, self._fresh, self._is_ready = None, [], False
@@ -106,7 +110,18 @@ class KeyOrder(Generic[Key]):
         while run := sorted(islice(keys, _RUN_KEYS)):
             runs.append(run)
             yield
+            while _merge_last(runs):
+                yield
         self._is_ready = self._is_ready or self._runs is runs  # unless somebody who would not wait was quicker
+
+
+def _merge_last(runs: list[list[Key]]) -> bool:
+    """Merge the last two runs if they are of one level. Return whether they were."""
+    if len(runs) < 2 or len(runs[-1]) < len(runs[-2]) or len(runs[-1]) + len(runs[-2]) > _MERGED_KEYS_MAX:
+        return False
+    last = runs.pop()
+    runs[-1] = sorted(runs[-1] + last)  # of two sorted lists: linear
+    return True
 
 
 class _Readable(Protocol):

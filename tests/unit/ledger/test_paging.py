@@ -156,3 +156,22 @@ def test_a_cursor_of_another_list_is_refused(cursor: str) -> None:
 
     assert (caught.value.error_class, caught.value.subclass) == ("contract_violation", "invalid_page_cursor")
     assert isinstance(caught.value, LedgerError)
+
+
+@pytest.mark.parametrize("is_prepared", [True, False])
+async def test_a_page_looks_into_few_runs(is_prepared: bool) -> None:
+    """Of 100,000 keys, sorted beforehand or at the first page and changed by 20,000 meanwhile, the runs are merged in levels; a walk has each once."""
+    store = dict.fromkeys(f"k{number:07}" for number in range(100_000))
+    order = KeyOrder(store)
+    if is_prepared:
+        await order.prepare()
+    order.after(None, 1)
+    for number in range(100_000, 120_000):
+        store[f"k{number:07}"] = None
+        order.changed(f"k{number:07}")
+    assert order._runs is not None
+    assert len(order._runs) <= 120_000 // paging._MERGED_KEYS_MAX + 10
+    walked: list[str] = []
+    while page := order.after(walked[-1] if walked else None, 10_000):
+        walked += page
+    assert walked == sorted(store)
