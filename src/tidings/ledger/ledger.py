@@ -793,14 +793,15 @@ class Ledger:
         emitted = EmittedTogether(at_ms, bytes_max)
         monotonic = self.clock.monotonic
         stops_at = monotonic() + _EXECUTING_S_MAX
-        checks_at = _CHECK_COUNT
+        unchecked = _CHECK_COUNT
         for at, (request, commands) in enumerate(slices):
             for number, prepared in enumerate(commands):
-                if len(steps) + len(happenings) > checks_at:
+                unchecked -= 1
+                if unchecked < 0:
                     if monotonic() >= stops_at:
                         emitted.flush(events)
                         return None, slices[at:], number
-                    checks_at += _CHECK_COUNT
+                    unchecked = _CHECK_COUNT
                 command = prepared.command
                 if command.__class__ is EmitHappenings:
                     told = command.happenings
@@ -813,7 +814,10 @@ class Ledger:
                 first_event = len(events)
                 try:
                     told, result, is_changed = command.execute(state, at_ms)
-                    told_json = encode_happenings(told) if told else b""
+                    told_json = b""
+                    if told:
+                        told_json = encode_happenings(told)
+                        unchecked -= len(told)
                 except TidingsError as error:
                     steps.append(CommandStep(request, error, first_event, len(happenings), is_stored=False))
                     continue
@@ -854,8 +858,11 @@ class Ledger:
         if count:
             self._marks.note_told(commit.first_seq + count - 1)
             self._history.stored(commit.first_seq, commit.first_seq + count - 1)
-        ends = [step.end for step in commit.steps if step.end <= count]
-        self._bus.publish(commit.first_seq, commit.happenings[:count], ends)
+        happenings, steps = commit.happenings, commit.steps
+        if count < len(happenings):
+            happenings = happenings[:count]
+        ends = [step.end for step in steps if step.end <= count] if len(steps) > 1 else None
+        self._bus.publish(commit.first_seq, happenings, ends)
 
     async def _publish_many(self, commit: Commit) -> None:
         """``_publish`` of all of a commit with very many happenings."""

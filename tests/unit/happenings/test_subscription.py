@@ -461,7 +461,6 @@ async def test_a_slow_subscriber_is_told_numbers_to_resume_with() -> None:
     assert await read(world.subscribe(since=0), 32) == list(range(1, 33))
 
 
-@pytest.mark.bound("ledger.settings.LedgerSettings.buffer_count_max")
 @pytest.mark.req("H1", "H6")
 @pytest.mark.parametrize("filter", [None, MINE])
 @pytest.mark.parametrize("beyond", [3, 30, 33, 320])
