@@ -48,6 +48,8 @@ _HEADER_MEMORY_BYTES: Final = 150
 """The memory of a parsed header besides its name and value."""
 _SMALL_BYTES: Final = 4_096
 """Requests up to this size are part of the cost of a connection, and are not charged."""
+_TINY_HEAD_BYTES: Final = 512
+"""A head up to this size is not reckoned at all."""
 _LAST_ANSWER_S: Final = 1.0
 """The time left for an answer when what follows it on the connection is refused."""
 
@@ -329,7 +331,8 @@ class HttpProtocol(asyncio.BufferedProtocol):
                 self._raw_bytes += end - position
                 if self._parsing is None:
                     self._piece_bytes = end - position
-                    self._hold_head(data.count(b"\n", position, end))
+                    if self._raw_bytes > _TINY_HEAD_BYTES:
+                        self._hold_head(data.count(b"\n", position, end))
                 try:
                     self._parser.feed_data(data if end - position == size else memoryview(data)[position:end])
                 except httptools.HttpParserUpgrade as upgrade:
@@ -390,18 +393,19 @@ class HttpProtocol(asyncio.BufferedProtocol):
             if self._raw_bytes > self.settings.head_bytes_max:
                 raise HeadTooLarge(self.settings.head_bytes_max)
             has_body, expects_continue = check_framing(self._framing, version)
-            target = target_of(method, self._url, self._headers)
-            self._hold_head(0)
+            path, raw_path, query, headers = target_of(method, self._url, self._headers)
+            if self._raw_bytes > _TINY_HEAD_BYTES:
+                self._hold_head(0)
         except TrafficRefused as error:
             raise self._fail(error) from None
         scope = {
             **self._base,
             "method": method,
             "http_version": version,
-            "path": target.path,
-            "raw_path": target.raw_path,
-            "query_string": target.query,
-            "headers": target.headers,
+            "path": path,
+            "raw_path": raw_path,
+            "query_string": query,
+            "headers": headers,
             "state": {},
         }
         if self._is_proxy:

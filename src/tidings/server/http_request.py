@@ -11,7 +11,7 @@ import binascii
 import functools
 import re
 from collections.abc import Sequence
-from typing import Final, NamedTuple
+from typing import Final
 from urllib.parse import unquote
 
 import httptools
@@ -25,15 +25,6 @@ FRAMING: Final = frozenset((b"host", b"content-length", b"transfer-encoding", b"
 _HOST: Final = re.compile(rb"[A-Za-z0-9._~!$&'()*+,;=:%\[\]-]*")
 _SOCKET_VERSION: Final = b"13"
 _SOCKET_KEY_BYTES: Final = 16
-
-
-class Target(NamedTuple):
-    """The target of a request, and its headers with the authority of an absolute target for Host."""
-
-    path: str
-    raw_path: bytes
-    query: bytes
-    headers: Headers
 
 
 @functools.lru_cache(maxsize=1_024)
@@ -76,9 +67,9 @@ def check_framing(framing: Headers, version: str) -> tuple[bool, bool]:
     return has_body, expects_continue and version == "1.1"
 
 
-def target_of(method: str, target: bytes, headers: Headers) -> Target:
+def target_of(method: str, target: bytes, headers: Headers) -> tuple[str, bytes, bytes, Headers]:
     """
-    Split the target of a request.
+    Return the path of a request's target, decoded and as it came, its query, and the headers: an absolute target's authority is their Host.
 
     Raises:
         MalformedRequest: It is no path, and no address with one.
@@ -99,7 +90,7 @@ def target_of(method: str, target: bytes, headers: Headers) -> Target:
         raise MalformedRequest("its target is not a path")
     if url.fragment is not None:
         raise MalformedRequest("its target has a fragment")
-    return Target(unquote(text) if "%" in text else text, path, url.query or b"", headers)
+    return unquote(text) if "%" in text else text, path, url.query or b"", headers
 
 
 def handshake_key(
