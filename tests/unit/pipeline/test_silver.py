@@ -231,9 +231,9 @@ def append_at(workspace: Workspace, number: int, at: datetime) -> None:
         (timedelta(days=1), True),
         (timedelta(days=1, seconds=1), False),
         (timedelta(days=10), False),
-        (timedelta(days=36_525), False),
+        (timedelta(days=14_610), False),
     ],
-    ids=["now", "a day", "a second more", "tenfold", "a century"],
+    ids=["now", "a day", "a second more", "tenfold", "forty years"],
 )
 def test_one_wrong_clock_does_not_stop_the_pipelines_time(tmp_path: Path, ahead: timedelta, is_log: bool) -> None:
     """
