@@ -344,15 +344,18 @@ class Lake:
         Raises:
             LakeDamaged: Somebody put another table there; or nothing was noted lately.
         """
-        commits = self.commits(table)
+        seen, commits = -1, self.commits(table)
         for newest in commits:
+            seen = int(newest["version"])
             note = last_note(itertools.chain([newest], commits), self.folder(table), table)
             if note is not None:
-                return int(newest["version"]), note
+                return seen, note
             break
         if not self.exists(table):
             return -1, {}
-        if not (opened := self.open(table)).file_uris():
+        if (opened := self.open(table)).version() > seen:
+            return self.standing(table)  # another run made its first commit a moment ago
+        if not opened.file_uris():
             return int(opened.version()), {}  # a run died between making the table and its first commit
         raise LakeDamaged(str(self.folder(table)), "none of its last commits is the pipeline's")
 

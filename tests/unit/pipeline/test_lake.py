@@ -361,6 +361,31 @@ def test_files_swept_before_their_commit_are_not_committed(lake: Lake) -> None:
     assert lake.files(TABLE.name) == []
 
 
+def test_a_table_whose_first_commit_comes_while_it_is_looked_at_is_no_damage(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """
+    A table that was made and not yet committed to gets its first commit between two looks: its note is that commit's.
+    """
+    other = Lake(lake.storage, SYSTEM_CLOCK)
+    other._committer._make(TABLE.name, arrow_schema(TABLE.schema), app="grow", is_by_day=False, is_replaced=False)
+    assert lake.standing(TABLE.name) == (0, {})
+    exists, coming = Lake.exists, iter([1])
+
+    def there(self: Lake, table: str) -> bool:
+        found = exists(self, table)
+        if self is lake and looks.pop():
+            for version in coming:
+                grown(other, range(version, version + 1))
+        return found
+
+    looks = [False] * 20 + [True, False]  # the second look, after the commits were read
+    monkeypatch.setattr(Lake, "exists", there)
+
+    assert lake.note(TABLE.name) == {"seq": 1, "batch": 1}
+    assert list(coming) == []
+
+
 def test_two_that_begin_a_lake_at_once_mean_the_same(tmp_path: Path) -> None:
     """
     Two runs that both found no lake begin one: it has one place for its tables.
