@@ -30,7 +30,7 @@ from tidings.log.interface import Query
 from tidings.log.reading import records
 from tidings.schedule.actions import Actions
 from tidings.schedule.appointment_runner import AppointmentRunner
-from tidings.schedule.appointments import Appointments
+from tidings.schedule.appointments import OVERLAPPED, Appointments
 from tidings.testing import InterleavedDisk
 
 from .lives import Lives
@@ -183,7 +183,8 @@ class ScheduleSimulation(Lives):
         await self.clock.sleep(5.0)  # what is no longer listed may be on its way
         told = [each.happening async for each in self.ledger.happenings.history()]
         self.diary.check(Counter(each.appointment_id for each in told if isinstance(each, AppointmentFired)), "fired")
-        if missed := [each for each in told if isinstance(each, AppointmentMissed)]:
+        # An action that takes longer than its interval makes occurrences overlap; nothing else may be missed.
+        if missed := [one for one in told if isinstance(one, AppointmentMissed) and one.reason != OVERLAPPED]:
             raise Broken(f"missed: {missed}")
         rung = [record.payload["name"] async for record in records(self.log, Query(topic="rung"))]
         self.diary.check(Counter(rung), "rung")
