@@ -260,7 +260,7 @@ def test_the_page_counts_and_escapes(tmp_path: Path) -> None:
         ("F", [f"F{n}" for n in range(1, 138)]),
         ("S", [f"S{n}" for n in range(1, 34)]),
         ("SC", [f"SC{n:02}" for n in range(19)]),
-        ("H", [f"H{n}" for n in range(1, 79)]),
+        ("H", [f"H{n}" for n in range(1, 80)]),
         ("R", [f"R{n}" for n in range(1, 243)]),
         ("T", [f"T{n}" for n in range(1, 7)]),
         ("C", [f"C{n}" for n in range(1, 7)]),
