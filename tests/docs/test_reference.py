@@ -45,7 +45,7 @@ PAGES: Final = sorted([*REPOSITORY.glob("*.md"), *DOCS.rglob("*.md"), REPOSITORY
 PACKAGES: Final = sorted(path.parent.name for path in SOURCES.glob("*/__init__.py"))
 RECORDS: Final = sorted((DOCS / "adr").glob("*.md"))
 UNITS: Final = {
-    "buffer_count_max": "happenings",
+    "buffer_count_max": "commands",
     "history_count_max": "seqs",
     "batch_count_max": "commands",
     "waiting_count_max": "commands",
@@ -220,6 +220,7 @@ def errors_in(package: str) -> list[type[TidingsError]]:
         if not module.name.endswith("__main__"):
             importlib.import_module(module.name)
     found = {each for each in subclasses(TidingsError) if each.__module__.startswith(f"{name}.")}
+    found = {each for each in found if not each.__name__.startswith("_")}  # never raised to a caller by that name
     return sorted(found, key=lambda each: each.__name__)
 
 

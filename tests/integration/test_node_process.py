@@ -221,7 +221,7 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
     assert b"server.conection_max: no such setting; did you mean 'connections_max'?" in misspelt.stderr
     assert busy.returncode == 1
     assert b"is in use by another process" in busy.stderr
-    assert b"hint: choose another --port" in busy.stderr
+    assert b"hint: choose another port (--port" in busy.stderr
 
 
 def test_settings_can_be_shown(tmp_path: Path) -> None:

@@ -157,6 +157,7 @@ class BadHandshake(TrafficRefused):
 class UnknownSocketVersion(BadHandshake):
     """A WebSocket of another version than 13 is asked for."""
 
+    code = "node.unknown_socket_version"
     status = 426
     headers: ClassVar[Mapping[str, str]] = {"sec-websocket-version": "13", "upgrade": "websocket"}
     text = "version {problem!r} of WebSocket is not supported here, only 13"

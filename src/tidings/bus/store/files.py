@@ -62,6 +62,8 @@ async def open_files(
 class StoreFull(StorageFull, OSError):
     """There is no room to store a position or a dead letter. It is an ``OSError`` too: what can wait is stored later."""
 
+    code = "bus.store_full"
+
     def __reduce__(self) -> tuple[object, ...]:
         return type(self), (
             self.path,
