@@ -14,9 +14,10 @@ from typing import Final
 import msgspec
 
 from .ceiling import Ceiling
-from .constants import APP_SOURCES_MAX, SUMMARY_CHARS_MAX
+from .constants import APP_SOURCES_MAX, ENVELOPE_BYTES_MAX, SUMMARY_CHARS_MAX
 from .contexts import SYSTEM_APP, ReducedVisibility
 from .descriptors import EventDescriptor
+from .envelopes import encode
 from .errors import DescriptorRefused, InvalidDescriptor, ProtocolCode, QueueFull, ScopeViolation, SourceRefused
 from .event_types import (
     APP_MANAGER,
@@ -30,6 +31,9 @@ from .forms import check_count, check_form
 from .isolation import scope_of
 from .names import EventClass, class_of
 from .queues import BoundedQueue
+
+_OTHER_FIELDS: Final = 1_024
+"""Bytes of an envelope that are neither scope nor summary, at most."""
 
 
 class TaggedDescriptor(msgspec.Struct, frozen=True):
@@ -207,7 +211,13 @@ class SourceIntake:
         event_class, anchor = class_of(descriptor.event_class), descriptor.sequence_anchor_hint
         suborder = self._check_place(descriptor, event_class is EventClass.GRAPH, proof, source)
         declaration, source = self._check_right(channel, descriptor, declaration, source)
-        scope_of(descriptor, declaration)
+        scope = scope_of(descriptor, declaration)
+        # Without a hint the other bounds keep an envelope below its own.
+        if descriptor.scope_hint:
+            size = len(encode(scope)) + len(encode(descriptor.payload_summary)) + _OTHER_FIELDS
+            if size > ENVELOPE_BYTES_MAX:
+                problem = f"makes an envelope of up to {size} bytes, more than {ENVELOPE_BYTES_MAX}"
+                raise InvalidDescriptor("scope_hint", problem, ProtocolCode.INVALID_ENCODING)
         if not self.is_open:
             raise QueueFull("event", "the gateway is not running")
         name = descriptor.source_manager

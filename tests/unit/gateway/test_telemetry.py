@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tests.gateway_world import GatewayWorld, settings_of
 from tidings.access.announcements import Announcement
 from tidings.access.audit import AuditLog, AuditRecord
@@ -390,12 +391,15 @@ def said(number: int, name: str = "security.subscription_dropped") -> Announceme
     return Announcement(source_manager="event_manager", event_type=name, payload={"connection_id": str(number)})
 
 
-async def test_a_flood_of_one_name_is_merged_into_one_event_with_its_count() -> None:
+@pytest.mark.bound("gateway.constants.OWN_EVENTS_PER_S_MAX")
+@crossed
+async def test_a_flood_of_one_name_is_merged_into_one_event_with_its_count(beyond: Beyond) -> None:
     """Ten of a name go in within a second; the others are one event at its end, and the next second begins anew. Other names have their own ten."""
     clock = VirtualClock()
     events, channel = voice(clock)
 
-    for number in range(35):
+    count = beyond(OWN_EVENTS_PER_S_MAX)
+    for number in range(count):
         events.tell(said(number))
     events.tell(said(0, "security.subscription_closed"))
     events.flush()
@@ -406,7 +410,10 @@ async def test_a_flood_of_one_name_is_merged_into_one_event_with_its_count() -> 
 
     assert within == OWN_EVENTS_PER_S_MAX + 1
     merged = channel.taken[within]
-    assert (merged.payload_summary["count"], merged.payload_summary["connection_id"]) == (25, "34")
+    assert (merged.payload_summary["count"], merged.payload_summary["connection_id"]) == (
+        count - OWN_EVENTS_PER_S_MAX,
+        str(count - 1),
+    )
     assert channel.taken[-1].payload_summary == {"connection_id": "99", "count": 1}
     assert [each.sequence_anchor_hint for each in channel.taken] == list(range(1, len(channel.taken) + 1))
 
