@@ -15,6 +15,7 @@ import pytest
 from picows import WSInvalidStatusError
 
 from tests.beyond import Beyond, crossed
+from tests.integration.events_support import LeapingClock
 from tests.integration.node_support import Client, TalkEndpoint, connect, until
 from tests.integration.test_connection_limits import frame, hello, raw
 from tidings.core.errors import SettingsError
@@ -22,6 +23,7 @@ from tidings.core.events import Event, EventMeta
 from tidings.server import settings as server_settings
 from tidings.server.settings import load_settings
 from tidings.testing.node import RunningNode, running_node
+from tidings.wire import groups as wire
 
 
 class Request:
@@ -348,3 +350,82 @@ def test_a_larger_settings_or_key_file_is_rejected(tmp_path: Path, beyond: Beyon
     keys.write_text('{"keys": []}'.ljust(beyond(server_settings._FILE_BYTES_MAX)))
     with pytest.raises(SettingsError, match="longer"):
         load_settings(config)
+
+
+@pytest.mark.bound(
+    "server.settings.ServerSettings.messages_per_s_max", "access.endpoint.ConnectionLimits.messages_per_s_max"
+)
+@crossed
+async def test_messages_beyond_the_rate_are_read_later(tmp_path: Path, beyond: Beyond) -> None:
+    """A second's worth is answered at once; the others in order when time has passed, and none is lost."""
+    clock = LeapingClock()
+    async with running_node(tmp_path, clock=clock, messages_per_s_max=10) as node:
+        client = await hello(node)
+        clock.leap(1.0)
+        for number in range(beyond(10)):
+            client.say(wire.encode(wire.Ping(ref=number)))
+        heard = await client.hear(11)
+        assert len(heard) < 1 + beyond(10)
+        while len(heard) < 1 + beyond(10):
+            clock.leap(1.0)
+            heard = await client.hear(min(len(heard) + 10, 1 + beyond(10)))
+        assert [json.loads(each)["ref"] for each in heard[1:]] == list(range(beyond(10)))
+
+
+@pytest.mark.bound("server.settings.ServerSettings.write_buffer_bytes_max")
+@crossed
+async def test_a_peer_that_does_not_read_is_closed_with_1013(tmp_path: Path, beyond: Beyond) -> None:
+    """What waits for a peer beyond what the kernel takes is bounded: at the limit the socket stays, and beyond it is closed. Others are served."""
+    limit = 1 << 16
+    talk = TalkEndpoint()
+    async with running_node(
+        tmp_path, endpoints={"/talk": talk}, close_timeout_s=60.0, write_buffer_bytes_max=limit
+    ) as node:
+        idle, other = await raw(node, "/talk"), await connect(f"{node.ws_url}/talk")
+        await until(lambda: len(talk.talks) == 2)
+        transport = talk.talks[0].transport
+        [socket] = [each for each in node.connections._open if each is transport]
+        piece = 4_096
+        while not transport.buffered_bytes:
+            transport.send([bytes(piece)])
+            await asyncio.sleep(0)
+        transport.send([bytes(limit - transport.buffered_bytes - 16)])
+        await asyncio.sleep(0)
+        at_limit = socket._close_code
+        transport.send([bytes(beyond(limit) - limit + 16)])
+        await until(lambda: socket._close_code is not None)
+        assert (at_limit, socket._close_code) == (None, 1013)
+        other.say(b"still here")
+        assert await other.hear(1) == [b"still here"]
+        idle.inner.close()
+
+
+@pytest.mark.bound("server.settings.ServerSettings.dispatch_lag_max")
+@crossed
+async def test_a_node_whose_endpoints_are_behind_is_not_ready(tmp_path: Path, beyond: Beyond) -> None:
+    """At the limit the node is ready; beyond it the probe says why, until the endpoints have caught up."""
+    async with (
+        running_node(tmp_path, dispatch_lag_max=5, dispatch_interval_s=1.0) as node,
+        httpx.AsyncClient(base_url=node.url) as http,
+    ):
+        dispatcher = node.services.dispatcher
+
+        async def fall_behind(lag: int) -> httpx.Response:
+            """Commit records while the dispatcher still waits, and ask at once; again if it did not wait so long."""
+            for _ in range(50):
+                await dispatcher.reached(node.log.position.seq)
+                await node.log.append(Event(EventMeta("demo", "NOTED", "s"), {}))
+                await dispatcher.reached(node.log.position.seq)
+                for _ in range(lag):
+                    await node.log.append(Event(EventMeta("demo", "NOTED", "s"), {}))
+                response = await http.get("/readyz")
+                if dispatcher.lag == lag:
+                    return response
+            raise AssertionError("the dispatcher never waited")
+
+        assert (await fall_behind(5)).status_code == 200
+        refused = await fall_behind(beyond(5))
+        assert refused.status_code == 503
+        assert [reason["code"] for reason in refused.json()["reasons"]] == ["node.dispatcher_lag"]
+        await dispatcher.reached(node.log.position.seq)
+        assert (await http.get("/readyz")).status_code == 200

@@ -200,26 +200,21 @@ class CapsuleIssuer:
         return [_capsule(request, epoch) for request in batch]
 
 
-def _partition_chars(scope: ReadScope) -> int:
-    inner = 0 if scope.inner is None else _partition_chars(scope.inner)
-    return inner + sum(map(len, scope.partitions))
-
-
 def _capsule(request: ReadRequest, epoch: int) -> ReadCapsule | CapsuleDenied:
     if (request.audience is Audience.READERS) != (request.scope is not None):
         return CapsuleDenied("it does not say what it takes to read it, or says it of what is not read by right")
     if len(request.object_ids) > OBJECTS_COUNT_MAX:
         return CapsuleDenied(f"it names more than {OBJECTS_COUNT_MAX} objects")
-    scope = request.scope
-    if scope is not None and _partition_chars(scope) > CAPSULE_BYTES_MAX // 2:
-        return CapsuleDenied("it names more partitions than a capsule holds")
-    return ReadCapsule(
+    capsule = ReadCapsule(
         app_id=request.app_id,
         domain_id=request.domain_id,
         subscription_type=request.subscription_type,
         origin_identity_id=request.origin_identity_id,
         object_digest=_digest(*sorted(request.object_ids)),
         audience=request.audience,
-        scope=scope,
+        scope=request.scope,
         acl_epoch=epoch,
     )
+    if len(msgspec.json.encode(capsule)) > CAPSULE_BYTES_MAX:
+        return CapsuleDenied("it names more partitions than a capsule holds")
+    return capsule

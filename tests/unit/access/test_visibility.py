@@ -84,7 +84,7 @@ def test_capsules_are_small_and_what_would_not_be_is_denied() -> None:
     assert "order:1" not in msgspec.json.encode(issued(largest)).decode()
     for denied in (
         request(object_ids=tuple(f"order:{number}" for number in range(65))),
-        request(scope=ReadScope("orders", "main", tuple(f"partition-{number:04}" for number in range(100)))),
+        request(scope=ReadScope("orders", "main", tuple(f"partition-{number:04}" for number in range(200)))),
         request(scope=None),
         request(audience=Audience.ADMINISTRATORS),
     ):

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tidings.server.address import NodeAddress, forget_address, publish_address, read_address
+from tests.beyond import Beyond, crossed
+from tidings.server.address import _BYTES_MAX, NodeAddress, forget_address, publish_address, read_address
 
 
 @pytest.fixture
@@ -41,4 +42,20 @@ def test_what_is_not_legible_is_no_address(workspace: Path, content: bytes) -> N
     """A damaged file is as good as none."""
     (workspace / ".bus" / "node.json").write_bytes(content)
 
+    assert read_address(workspace) is None
+
+
+@pytest.mark.bound("server.address._BYTES_MAX")
+@crossed
+def test_a_larger_file_is_no_address(workspace: Path, beyond: Beyond) -> None:
+    """A file at the limit is read; of a larger one no more than that is, and it is as good as none."""
+    path = workspace / ".bus" / "node.json"
+
+    def of_bytes(size: int) -> bytes:
+        head, tail = b'{"url": "http://127.0.0.1:1/', b'", "pid": 1}'
+        return head + b"x" * (size - len(head) - len(tail)) + tail
+
+    path.write_bytes(of_bytes(_BYTES_MAX))
+    assert read_address(workspace) is not None
+    path.write_bytes(of_bytes(beyond(_BYTES_MAX)))
     assert read_address(workspace) is None

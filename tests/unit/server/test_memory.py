@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.beyond import Beyond, crossed
 from tidings.core.settings import checked
 from tidings.server.errors import MemoryExhausted
 from tidings.server.memory import MemoryAccount, MemoryBudget
@@ -31,6 +32,13 @@ def _fill(budget: MemoryBudget, account: MemoryAccount) -> MemoryExhausted:
     raise AssertionError("no limit was reached")
 
 
+@pytest.mark.bound(
+    "server.settings.ServerSettings.memory_bytes_max",
+    "server.settings.ServerSettings.memory_bytes_per_address_max",
+    "server.settings.ServerSettings.memory_bytes_per_connection_max",
+    "server.settings.ServerSettings.memory_bytes_per_identity_max",
+)
+@crossed
 @pytest.mark.parametrize(
     ("scope", "setting", "is_same_address", "is_same_identity"),
     [
@@ -40,11 +48,10 @@ def _fill(budget: MemoryBudget, account: MemoryAccount) -> MemoryExhausted:
         ("total", "memory_bytes_max", False, False),
     ],
 )
-@pytest.mark.parametrize("factor", [1, 10])
 def test_a_scope_of_identified_clients_is_held_to_its_limit(
-    scope: str, setting: str, is_same_address: bool, is_same_identity: bool, factor: int
+    scope: str, setting: str, is_same_address: bool, is_same_identity: bool, beyond: Beyond
 ) -> None:
-    """A scope takes its limit to the byte over any number of accounts, refuses one more byte by name, and ten times as much."""
+    """A scope takes its limit to the byte over any number of accounts, and refuses what goes beyond it by name."""
     limit = 2 * _MIB
     budget = _budget(**{setting: limit})
     count = 1 if scope == "connection" else 4
@@ -56,13 +63,30 @@ def test_a_scope_of_identified_clients_is_held_to_its_limit(
         accounts.append(account)
     assert budget.held_bytes(is_authenticated=True) == limit
     with pytest.raises(MemoryExhausted) as caught:
-        accounts[0].hold(1 if factor == 1 else factor * limit)
+        accounts[0].hold(beyond(limit) - limit)
     assert (caught.value.scope, caught.value.limit_bytes) == (scope, limit)
     assert caught.value.setting == f"server.{setting}"
     assert budget.held_bytes(is_authenticated=True) == limit
     for account in accounts:
         account.close()
     assert budget.held_bytes(is_authenticated=True) == 0
+
+
+@pytest.mark.bound("server.settings.ServerSettings.unauthenticated_memory_bytes_max")
+@crossed
+def test_the_pool_of_clients_without_a_token_is_held_to_its_limit(beyond: Beyond) -> None:
+    """The pool takes its limit to the byte over several addresses; identified clients have no part in it."""
+    limit = 2 * _MIB
+    budget = _budget(unauthenticated_memory_bytes_max=limit)
+    accounts = [budget.open(f"192.0.2.{number}") for number in range(4)]
+    for account in accounts:
+        account.hold(limit // 4)
+    with pytest.raises(MemoryExhausted) as caught:
+        budget.open("198.51.100.1").hold(beyond(limit) - limit)
+    assert (caught.value.scope, caught.value.setting) == ("unauthenticated", "server.unauthenticated_memory_bytes_max")
+    assert budget.held_bytes(is_authenticated=False) == limit
+    accounts[0].identify("ada")
+    accounts[0].hold(limit)
 
 
 @pytest.mark.parametrize("address_count", [5, 2_000])
