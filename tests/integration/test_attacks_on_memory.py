@@ -35,6 +35,8 @@ ATTACKS: Final = {
     "pipelined requests": b"GET /healthz HTTP/1.1\r\nHost: n\r\n\r\n" * 9_000,
     "pipelined requests of 16 KB": (b"GET /healthz HTTP/1.1\r\nHost: n\r\n" + b"X: y\r\n" * 2_700 + b"\r\n") * 20,
     "a head without end": b"GET /healthz HTTP/1.1\r\nHost: n\r\n" + b"X:y\r\n" * 12_000,
+    "a head of many headers": b"GET /v1/openapi.json HTTP/1.1\r\nHost: n\r\n" + b"a:\r\n" * 15_500 + b"\r\n",
+    "a long head, answered": b"GET /healthz HTTP/1.1\r\nHost: n\r\n" + (b"a:" + b"x" * 250 + b"\r\n") * 240 + b"\r\n",
     "a header without end": b"GET /healthz HTTP/1.1\r\nHost: n\r\nX: " + b"y" * 60_000,
     "a body without end": _POST + b"Content-Length: 16000000\r\n\r\n" + b" " * 2_000_000,
     "chunks without end": _POST + b"Transfer-Encoding: chunked\r\n\r\n" + b"1\r\nx\r\n" * 100_000,

@@ -17,9 +17,11 @@ import psutil  # type: ignore[import-untyped]  # has no stubs
 import pytest
 from prometheus_client import generate_latest
 
+from tests.beyond import Beyond, crossed
 from tests.integration.node_support import TalkEndpoint, on_both_loops, until
 from tests.integration.test_connection_limits import CLOSE, frame
 from tests.integration.test_connection_limits import raw as socket_to
+from tidings.server.http_protocol import HEADERS_COUNT_MAX
 from tidings.testing.node import RunningNode, running_node
 
 MIB = 1 << 20
@@ -104,6 +106,35 @@ async def test_clients_that_pipeline_and_do_not_read_are_held_to_a_read_each(tmp
     assert grown < 64 * MIB
 
 
+@pytest.mark.bound("server.http_protocol.HEADERS_COUNT_MAX")
+@crossed
+async def test_a_request_with_more_headers_is_refused(tmp_path: Path, beyond: Beyond) -> None:
+    """As many headers as allowed are answered; one more is 431 with its own code, and the connection ends."""
+    start = b"GET /healthz HTTP/1.1\r\nHost: n\r\n"
+    async with running_node(tmp_path) as node:
+        most = await exchange(node, start + b"a:\r\n" * (HEADERS_COUNT_MAX - 2) + b"Connection: close\r\n\r\n")
+        more = await exchange(node, start + b"a:\r\n" * (beyond(HEADERS_COUNT_MAX) - 1) + b"\r\n")
+
+    assert most.startswith(b"HTTP/1.1 200 ")
+    assert more.startswith(b"HTTP/1.1 431 ")
+    assert b"node.too_many_headers" in more
+
+
+async def test_the_head_of_an_answered_request_is_not_kept(tmp_path: Path) -> None:
+    """A connection that idles behind an answer holds nothing of the request's headers."""
+    value = b"x" * 50_000
+    async with running_node(tmp_path) as node:
+        reader, writer = await opened(node)
+        writer.write(b"GET /healthz HTTP/1.1\r\nHost: n\r\nX-Long: " + value + b"\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        await until(lambda: held(node) == 0)
+        gc.collect()
+        kept = [item for item in gc.get_objects() if isinstance(item, tuple) and len(item) == 2 and item[1] == value]
+        writer.close()
+
+    assert kept == []
+
+
 @on_both_loops
 @pytest.mark.parametrize("path", [b"/healthz", b"/v1/events?wait=20"], ids=["quick", "long poll"])
 async def test_an_upgrade_behind_an_unanswered_request_is_refused(tmp_path: Path, path: bytes) -> None:
@@ -156,7 +187,7 @@ async def test_a_body_has_as_little_besides_its_data_as_a_head(tmp_path: Path, p
 
 async def test_an_upgrade_may_have_as_long_a_head_as_any_request(tmp_path: Path) -> None:
     """More and longer headers than picows takes are no reason to close without a word."""
-    long = b"".join(b"X-%d: %b\r\n" % (number, b"y" * 150) for number in range(300))
+    long = b"".join(b"X-%d: %b\r\n" % (number, b"y" * 200) for number in range(240))
     async with running_node(tmp_path, endpoints={"/echo": TalkEndpoint()}) as node:
         reader, writer = await opened(node)
         writer.write(_UPGRADE + _KEY + _VERSION + long + b"\r\n")

@@ -24,6 +24,7 @@ What the node answers when it cannot do what it was asked.
         ├── BadHandshake            an upgrade is asked for in a way that no WebSocket is
         │   └── UnknownSocketVersion    it is of another version than 13
         ├── HeadTooLarge            the request's head is over the limit
+        ├── TooManyHeaders          the request has more headers than one may have
         ├── BodyTooLarge            the request's body is over the limit
         ├── TooManyConnections      a connection limit is reached
         ├── MemoryExhausted         clients make the node hold as much memory as they may
@@ -170,6 +171,15 @@ class HeadTooLarge(TrafficRefused):
     status = 431
     text = "the head is larger than {bytes_max} bytes"
     bytes_max: int
+
+
+class TooManyHeaders(TrafficRefused):
+    """A request has more headers than one may have."""
+
+    code = "node.too_many_headers"
+    status = 431
+    text = "the request has more than {count_max} headers"
+    count_max: int
 
 
 class BodyTooLarge(TrafficRefused):

@@ -23,6 +23,8 @@ _BODY_AHEAD_BYTES: Final = 65_536
 """With more of a body than this, reading pauses until the application takes it."""
 _JOINED_BYTES: Final = 16_384
 """A shorter body leaves in one write with its head; a longer one is not copied."""
+_LOGGED_CHARS_MAX: Final = 200
+"""Of the path of an answered request, what is kept for a line of the log."""
 _BODILESS: Final = (204, 304)
 _CONTROL: Final = re.compile(b"[\x00-\x08\x0a-\x1f\x7f]")
 _STATUS_LINES: Final = {int(status): b"HTTP/1.1 %d %b\r\n" % (status, status.phrase.encode()) for status in HTTPStatus}
@@ -169,6 +171,11 @@ class Exchange:
         """The client has gone."""
         self.is_disconnected = True
         self.wake()
+
+    def drop_request(self) -> None:
+        """Drop the head of a request that is answered: a connection keeps its last exchange, and is charged for none of it."""
+        kept = ("type", "method", "http_version", "client")
+        self.scope = {name: self.scope.get(name) for name in kept} | {"path": self.scope["path"][:_LOGGED_CHARS_MAX]}
 
     async def send(self, message: Message) -> None:
         """

@@ -25,6 +25,7 @@ from .errors import (
     MalformedRequest,
     MemoryExhausted,
     TooManyConnections,
+    TooManyHeaders,
     TooManyRequests,
     TrafficRefused,
 )
@@ -46,6 +47,8 @@ _HEADER_LINE_BYTES: Final = 4
 """The size of a header line besides its name and value."""
 _HEADER_MEMORY_BYTES: Final = 150
 """The memory of a parsed header besides its name and value."""
+HEADERS_COUNT_MAX: Final = 256
+"""Headers of one request: a short header takes thirty times its bytes in memory."""
 _SMALL_BYTES: Final = 4_096
 """Requests up to this size are part of the cost of a connection, and are not charged."""
 _TINY_HEAD_BYTES: Final = 512
@@ -129,6 +132,8 @@ class HttpProtocol(asyncio.BufferedProtocol):
         """Raised within a callback of the parser."""
         self._unsent = 0
         """Bytes charged for answers that the peer has not read."""
+        self._is_cut = False
+        """Whether more of a refused request may come: it is dropped for a moment before the connection closes."""
         self._piece_bytes = 0
         """Of a piece that began between two requests, its size."""
         self._reset()
@@ -246,6 +251,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         self._unread_since_s = None  # each answer has its own time
         self.is_ahead = False
         self._leave(exchange)
+        exchange.drop_request()
         if self._transport.is_closing():
             return
         if not exchange.is_kept_alive:
@@ -259,10 +265,11 @@ class HttpProtocol(asyncio.BufferedProtocol):
             self.read_on()
 
     def _end(self, exchange: Exchange) -> None:
-        """Close behind the last answer. While a body is coming it is dropped for a moment: closing at once would reset the connection, and the answer with it."""
+        """Close behind the last answer. While a request is coming it is dropped for a moment: closing at once would reset the connection, and the answer with it."""
         self._is_last = True
         self._waiting.clear()
-        if exchange.is_whole or not self._transport.can_write_eof():
+        is_all_read = exchange.is_whole and not self._is_cut
+        if is_all_read or not self._transport.can_write_eof():
             self._transport.close()
             return
         self._transport.write_eof()
@@ -379,6 +386,8 @@ class HttpProtocol(asyncio.BufferedProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if not self._is_in_head:
             return  # a trailer: a proxy may have checked the headers, and has not seen it among them
+        if len(self._headers) == HEADERS_COUNT_MAX:
+            raise self._fail(TooManyHeaders(HEADERS_COUNT_MAX))
         name = name.lower()
         self._headers.append((name, value))
         if name in FRAMING:
@@ -531,6 +540,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
                 scope["path"] = self._url.partition(b"?")[0].decode("ascii", "replace")
             exchange = Exchange(self, scope, self.context.edge.refusing(error))
             exchange.is_whole, exchange.is_kept_alive = True, False
+            self._is_cut = True
             self.memory.release(self._head_held)
             self._head_held = 0
             self._enqueue(exchange)

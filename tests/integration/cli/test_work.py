@@ -162,7 +162,7 @@ async def test_a_worker_does_not_collect_what_it_was_started_with(folder: Path) 
         'import gc\nfrom tidings import Bus\nbus = Bus("workspace")\n\n'
         '@bus.subscriber("orders", group="billing")\n'
         "async def bill(order: dict[str, int]) -> None:\n"
-        '    print("frozen", gc.get_freeze_count() > 10_000)\n'
+        '    print("frozen", gc.get_freeze_count() > 10_000, flush=True)\n'
     )
     async with running_node(folder / "workspace") as node:
         env = {**environment(), "TIDINGS_TOKEN": node.token("worker", roles=["admin"])}
