@@ -11,10 +11,12 @@ import pytest
 
 from tests.beyond import Beyond, crossed
 from tests.scenarios.ledger.support import CATALOGUE, PLAYBACK
+from tidings.happenings import filters
 from tidings.happenings.coalescing import Coalescing
-from tidings.happenings.errors import CursorTooOld, InvalidCoalescing, Lagged
+from tidings.happenings.errors import CursorTooOld, InvalidCoalescing, InvalidHappeningFilter, Lagged
+from tidings.happenings.filters import filter_from_json
 from tidings.happenings.variants import PluginEvent
-from tidings.ledger import Ledger, LedgerSettings, catalogue, commands, open_ledger, paging, predicates
+from tidings.ledger import Ledger, LedgerSettings, catalogue, commands, grammar, open_ledger, paging, predicates
 from tidings.ledger.catalogue import parse_catalogue
 from tidings.ledger.claims import AnnounceSubject
 from tidings.ledger.errors import CommandTooLarge, InvalidCommand, LedgerError
@@ -221,3 +223,43 @@ def test_a_pattern_that_needs_too_much_memory_is_rejected(beyond: Beyond) -> Non
 
 def _event(event_type: str = "e") -> PluginEvent:
     return PluginEvent(at_ms=0, plugin="p", event_type=event_type, payload=None)
+
+
+@pytest.mark.bound("ledger.predicates._PATTERN_CHARS_MAX", "ledger.grammar.BATCH_COUNT_MAX")
+@crossed
+@pytest.mark.parametrize("kind", ["pattern", "batch"])
+async def test_a_migration_with_a_longer_pattern_or_batch_is_rejected(kind: str, beyond: Beyond) -> None:
+    """At the limit the migration is done; beyond it raises and changes nothing."""
+    tracks, tunes = (
+        parse_catalogue(f'schema_version = 1\n[[subjects]]\nname = "{name}"\n') for name in ("track", "tune")
+    )
+    log = MemoryLog()
+    async with await open_ledger(log, catalogue=tracks, clock=VirtualClock()) as ledger:
+        await ledger.plugin("library").announce_subject("track", [NAME], state={"name": "a"})
+
+    def strategy(size: int) -> dict[str, Any]:
+        predicate = {"kind": "regex", "field": "name", "pattern": "a" * size}
+        return {"kind": "filter", "to_type": "tune", "predicate": predicate}
+
+    async with await open_ledger(log, catalogue=tunes, clock=VirtualClock()) as ledger:
+        limit = predicates._PATTERN_CHARS_MAX if kind == "pattern" else grammar.BATCH_COUNT_MAX
+
+        async def migrate(size: int) -> object:
+            if kind == "pattern":
+                return await ledger.grammar.migrate("track", strategy(size), admin="root")
+            rename = {"kind": "rename", "to_type": "tune"}
+            return await ledger.grammar.migrate("track", rename, admin="root", batch_size=size)
+
+        with pytest.raises(InvalidCommand):
+            await migrate(beyond(limit))
+        await migrate(limit)
+
+
+@pytest.mark.bound("happenings.filters._VALUES_COUNT_MAX")
+@crossed
+def test_a_filter_with_more_values_is_rejected(beyond: Beyond) -> None:
+    """A filter from elsewhere with as many names as allowed is read; one with more raises."""
+    limit = filters._VALUES_COUNT_MAX
+    filter_from_json({"variants": ["a"] * limit})
+    with pytest.raises(InvalidHappeningFilter):
+        filter_from_json({"variants": ["a"] * beyond(limit)})

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from msgspec import Raw
 
+from tests.beyond import Beyond, crossed
 from tests.unit.client.support import SETTINGS, broadcast, committed, connected, error, frame, item, page, sent
 from tidings.sync.client_effects import (
     AdoptSnapshot,
@@ -320,16 +321,21 @@ def test_before_the_first_page_all_broadcasts_wait() -> None:
 
 
 @pytest.mark.req("S23")
-def test_lost_broadcasts_are_fetched_by_another_cycle() -> None:
+@pytest.mark.bound("sync.settings.ClientSettings.buffer_events_max")
+@crossed
+def test_lost_broadcasts_are_fetched_by_another_cycle(beyond: Beyond) -> None:
     """When more wait than there is room for, they are dropped and the cycle is followed by one from the stored cursor."""
     made = session(settings=ClientSettings(page_events=50, buffer_events_max=3))
     made.received(connected(10), 0.0)
-    for committed_id in range(11, 15):
+    for committed_id in range(11, 11 + beyond(3)):
         made.received(broadcast(committed_id), 0.0)
 
     effects = made.received(page(10, sync_to=10), 0.0)
 
-    assert stored(effects) == [[10]]
+    # Those that came after the drop wait again, in the room that it made.
+    assert stored(effects)[0] == [10]
+    assert sum(map(len, stored(effects)[1:])) <= 3
+    assert all(11 not in ids for ids in stored(effects))
     assert not any(isinstance(effect, CaughtUp) for effect in effects)
     assert sent(effects) == [Sync(partitions=["P1"], since_committed_id=10, limit=50)]
 
@@ -734,28 +740,35 @@ def test_a_silent_client_sends_heartbeats() -> None:
     assert sent(made.tick(20.0)) == [Heartbeat()]
 
 
-def test_a_silent_server_is_given_up() -> None:
+@pytest.mark.bound("sync.settings.ClientSettings.silence_s_max")
+@crossed
+def test_a_silent_server_is_given_up(beyond: Beyond) -> None:
     """Without any message for ``silence_s_max`` the connection counts as gone."""
     made = live()
     made.tick(10.0)
     made.tick(20.0)
+    assert not any(isinstance(effect, Ended) for effect in made.tick(29.9))
 
-    (effect,) = made.tick(30.0)
+    (effect,) = made.tick(float(beyond(30)))
 
     assert isinstance(effect, Ended)
     assert effect.end is End.SILENT
     assert made.next_due() is None
 
 
-def test_an_unanswered_request_is_given_up_although_the_server_lives() -> None:
+@pytest.mark.bound("sync.settings.ClientSettings.answer_s_max")
+@crossed
+def test_an_unanswered_request_is_given_up_although_the_server_lives(beyond: Beyond) -> None:
     """Heartbeats are answered but the batch is not: the connection is given up and the drafts are sent on another."""
     made = live()
     made.submit([item("a")], 0.0)
     for now in (10.0, 20.0):
         made.tick(now)
         made.received(frame(HeartbeatAck()), now)
+    assert not any(isinstance(effect, Ended) for effect in made.tick(29.9))
+    made.received(frame(HeartbeatAck()), beyond(30) - 1.0)
 
-    (effect,) = made.tick(30.0)
+    (effect,) = made.tick(float(beyond(30)))
 
     assert isinstance(effect, Ended)
     assert effect.end is End.SILENT

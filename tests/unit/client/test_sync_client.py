@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tests.unit.client.support import SETTINGS, ModelServer, Network, body, memory_store, numbers
 from tidings.client import (
     ChangesMissed,
@@ -326,16 +327,19 @@ async def test_a_users_own_check_stops_a_draft(world: World) -> None:
         assert await world.run((await note(client, 2)).settled()) == Committed(1)
 
 
-async def test_the_local_queue_is_bounded(world: World) -> None:
+@pytest.mark.bound("sync.settings.ClientSettings.drafts_count_max")
+@crossed
+async def test_the_local_queue_is_bounded(world: World, beyond: Beyond) -> None:
     """A full queue refuses more drafts with an error of its own, keeps what it has, and takes more when some went."""
     world.network.is_up = False
     async with world.client(settings=ClientSettings(drafts_count_max=2)) as client:
         await note(client, 1)
         await note(client, 2)
-        with pytest.raises(DraftQueueFull) as caught:
-            await note(client, 3)
+        for _ in range(2, beyond(2)):
+            with pytest.raises(DraftQueueFull) as caught:
+                await note(client, 3)
+            assert caught.value.waiting == 2
 
-        assert caught.value.waiting == 2
         assert client.view == [1, 2]
         world.network.is_up = True
         await world.run(client.drained())
@@ -343,12 +347,23 @@ async def test_the_local_queue_is_bounded(world: World) -> None:
         assert client.view == [1, 2, 3]
 
 
-async def test_the_local_queue_is_bounded_in_bytes(world: World) -> None:
-    """Few but large drafts fill the queue too."""
+@pytest.mark.bound("sync.settings.ClientSettings.drafts_bytes_max")
+@crossed
+async def test_the_local_queue_is_bounded_in_bytes(world: World, beyond: Beyond) -> None:
+    """Few but large drafts fill the queue too: a draft that fills it to the byte is taken, and none beyond."""
     world.network.is_up = False
     async with world.client(settings=ClientSettings(drafts_bytes_max=1024)) as client:
+        size = 1024
+        while True:
+            try:
+                await client.submit(["P1"], "noted", {"n": "x" * size})
+                break
+            except DraftQueueFull:
+                size -= 1
+        assert size > 512
+    async with world.client("bob", settings=ClientSettings(drafts_bytes_max=1024)) as client:
         with pytest.raises(DraftQueueFull, match="1024 bytes"):
-            await client.submit(["P1"], "noted", {"n": "x" * 2000})
+            await client.submit(["P1"], "noted", {"n": "x" * (size + beyond(1024) - 1024)})
         assert client.status.pending_count == 0
 
 
@@ -703,20 +718,27 @@ async def test_a_new_model_version_has_everything_read_again(world: World) -> No
         assert syncs[-1].since_committed_id == 0
 
 
-async def test_a_slow_listener_is_told_what_it_missed(world: World) -> None:
+@pytest.mark.bound("sync.settings.ClientSettings.changes_count_max")
+@crossed
+async def test_a_slow_listener_is_told_what_it_missed(world: World, beyond: Beyond) -> None:
     """The oldest changes go when a listener does not keep up, and their number comes in their place."""
     async with world.client(settings=ClientSettings(changes_count_max=3)) as client:
         await world.run(client.caught_up())
         changes = client.changes()
-        for _ in range(8):
+        count = beyond(3)
+        for _ in range(count):
             world.server.commit()
-        await world.until(lambda: len(client.view) == 8)
+        await world.until(lambda: len(client.view) == count)
 
         first = await anext(changes)
         rest = [await anext(changes) for _ in range(3)]
 
-        assert first == ChangesMissed(5)
-        assert [change.event.committed_id for change in rest if isinstance(change, EventCommitted)] == [6, 7, 8]
+        assert first == ChangesMissed(count - 3)
+        assert [change.event.committed_id for change in rest if isinstance(change, EventCommitted)] == [
+            count - 2,
+            count - 1,
+            count,
+        ]
 
 
 async def test_listening_ends_with_the_client(world: World) -> None:

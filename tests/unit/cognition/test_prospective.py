@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.beyond import Beyond, crossed
 from tests.unit.cognition.support import START, Bus, BusDown, make_event
 from tidings.cognition.errors import InvalidRequest, TriggerLimit, UnknownTrigger
 from tidings.cognition.prospective import (
@@ -392,13 +393,16 @@ async def test_impossible_triggers_are_refused(schedule: Schedule, more: dict[st
     assert world.bus.events == []
 
 
-async def test_the_runner_is_bounded() -> None:
+@pytest.mark.bound("cognition.prospective.runner.RunnerSettings.triggers_max")
+@crossed
+async def test_the_runner_is_bounded(beyond: Beyond) -> None:
     """It takes no more than it may; replacing one is always possible, and leaves no rest behind."""
     world = World(triggers_max=2)
     for name in ("a", "b"):
         await world.runner.upsert(msgspec.structs.replace(trigger(HOURLY), id=name), cause=name)
-    with pytest.raises(TriggerLimit):
-        await world.runner.upsert(msgspec.structs.replace(trigger(HOURLY), id="c"), cause="c")
+    for number in range(2, beyond(2)):
+        with pytest.raises(TriggerLimit):
+            await world.runner.upsert(msgspec.structs.replace(trigger(HOURLY), id=f"c{number}"), cause="c")
     for number in range(200):
         late = Once(fire_at=datetime_of(world.clock.now_ns()) + timedelta(days=number + 1))
         await world.runner.upsert(msgspec.structs.replace(trigger(late), id="a"), cause=f"a{number}")

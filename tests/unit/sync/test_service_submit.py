@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tests.unit.sync.support import OPEN_SCHEMAS, TroubledLog, event, open_world, types
 from tidings.access.context import TokenClaims
 from tidings.log.errors import LogFenced, StorageFull
@@ -318,7 +319,9 @@ async def test_whoever_names_another_client_is_sent_away() -> None:
         assert (await honest.submit(event("a", client_id="C1")))[0]["status"] == "committed"
 
 
-async def test_too_many_drafts_under_way_are_rate_limited() -> None:
+@pytest.mark.bound("sync.settings.SyncSettings.in_flight_drafts_max")
+@crossed
+async def test_too_many_drafts_under_way_are_rate_limited(beyond: Beyond) -> None:
     """Beyond the cap a batch is refused with an advice when to come back; those under way are answered."""
     clock = VirtualClock()
     log = TroubledLog(clock)
@@ -327,7 +330,7 @@ async def test_too_many_drafts_under_way_are_rate_limited() -> None:
         client = await world.client()
         log.may_commit.clear()
         client.say("submit_events", {"events": [event("a"), event("b")]})
-        client.say("submit_events", {"events": [event("c"), event("d")]})
+        client.say("submit_events", {"events": [event(f"c{number}") for number in range(beyond(3) - 2)]})
         client.say("submit_events", {"events": [event("e")]})
         await world.settle()
 
