@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tests.scenarios.bus.support import GROUP, TOPIC, Recorder, World
 from tidings.bus import BusSettings, EventBus, ReceivedEvent
 from tidings.bus.errors import BusClosed, PublishTimeout
@@ -403,7 +404,9 @@ async def test_the_metric_goes_down_with_the_first_event_that_fits_again(world: 
     assert storage_full(metrics) == 0
 
 
-async def test_the_wait_for_a_full_disk_can_be_limited(world: World) -> None:
+@pytest.mark.bound("bus.settings.BusSettings.storage_full_timeout_s")
+@crossed
+async def test_the_wait_for_a_full_disk_can_be_limited(world: World, beyond: Beyond) -> None:
     """With a limit, the publisher gets StorageFull when it is over, and nothing was stored."""
     bus = await world.open(settings=BusSettings(storage_full_timeout_s=3.0))
     await world.publish(1)
@@ -413,9 +416,15 @@ async def test_the_wait_for_a_full_disk_can_be_limited(world: World) -> None:
         for n in range(5):
             await bus.publish(world.event(n, payload={"pad": "x" * 900_000}))
 
-    with pytest.raises(StorageFull):
-        await world.run(fill())
+    publishing = asyncio.ensure_future(fill())
+    await world.clock.advance(2.9)
+    assert not publishing.done()
+    stored = bus.log.position.seq
+    await world.clock.advance(beyond(3) - 2.9)
     world.disk.capacity_bytes = None
+    with pytest.raises(StorageFull):
+        await world.run(publishing)
+    assert bus.log.position.seq == stored
 
 
 async def test_a_list_waits_for_a_group_that_has_only_just_subscribed(tmp_path: Path) -> None:

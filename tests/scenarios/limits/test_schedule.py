@@ -234,3 +234,20 @@ async def test_firings_wait_for_an_action_and_are_missed_beyond_the_limit(beyond
     assert kinds.count("watch_fired") == len(house.rung) == 4
     assert kinds.count("watch_missed") >= 1
     await house.close()
+
+
+@pytest.mark.bound("schedule.watches.CANCELLED_COUNT_MAX")
+@crossed
+async def test_the_oldest_cancelled_watch_is_no_longer_listed(monkeypatch: pytest.MonkeyPatch, beyond: Beyond) -> None:
+    """As many cancelled watches as allowed are listed, the latest ones; a watch that is not cancelled stays."""
+    monkeypatch.setattr(watches, "CANCELLED_COUNT_MAX", 3)
+    house = House()
+    await house.open()
+    await house.watch(event("p"), name="stays")
+    for number in range(beyond(3)):
+        await house.watch(event("p"), name=f"w{number:02}")
+        [creator] = {entry.creator for entry in await house.runner.entries()}
+        assert await house.runner.cancel(creator, f"w{number:02}", cancelled_by=creator)
+    listed = sorted(entry.key[1] for entry in await house.runner.entries())
+    assert listed == ["stays", *(f"w{number:02}" for number in range(beyond(3) - 3, beyond(3)))]
+    await house.close()

@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.beyond import Beyond, crossed
 from tidings.log.embedded import index as index_module
 from tidings.log.embedded import lmdb_index, lmdb_tables
 from tidings.log.embedded.index import (
@@ -244,6 +245,16 @@ class TestAnyIndex:
         assert (index.stats().entries, index.stats().partitions) == (0, 0)
         index.add([entry(1, topic="new", event_id="a")], 1)
         assert index.find_id("a") == [RecordLocation(1, "new", 0)]
+
+    @pytest.mark.bound("log.embedded.index.OFFSET_MAX")
+    @crossed
+    def test_a_full_topic_is_refused(self, index: Index, beyond: Beyond) -> None:
+        """The last offset of a topic is entered; beyond it the batch is refused, and another topic is entered."""
+        index.add([entry(1, offset=OFFSET_MAX, event_id="a")], 1)
+        with pytest.raises(IndexLimit, match="offset"):
+            index.add([entry(2, offset=beyond(OFFSET_MAX), event_id="b")], 2)
+        index.add([entry(2, topic="other", event_id="c")], 2)
+        assert (len(index.find_id("a")), index.find_id("b"), len(index.find_id("c"))) == (1, [], 1)
 
     def test_the_largest_place_fits(self, index: Index) -> None:
         """The highest seq and offset come back as they went in."""
@@ -1058,3 +1069,19 @@ class TestProcesses:
             assert line(writer) == str(errno.EFBIG)
             assert line(writer) == "5000 1"
             assert writer.wait(timeout=60) == 0
+
+
+@pytest.mark.bound("log.embedded.index.TOPIC_COUNT_MAX")
+@crossed
+def test_one_more_topic_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch, beyond: Beyond) -> None:
+    """As many topics as allowed have a number; each further one is refused, and those with a number go on."""
+    monkeypatch.setattr(lmdb_tables, "TOPIC_COUNT_MAX", 3)
+    index = open_index(folder)
+    for number in range(3):
+        index.add([entry(number + 1, topic=f"t{number}", event_id=f"e{number}")], number + 1)
+    for number in range(3, beyond(3)):
+        with pytest.raises(IndexLimit, match="topics"):
+            index.add([entry(4, topic=f"t{number}", event_id=f"e{number}")], 4)
+    index.add([entry(4, topic="t0", offset=9, event_id="last")], 4)
+    assert (len(index.find_id("last")), index.find_id("e3")) == (1, [])
+    index.close()
