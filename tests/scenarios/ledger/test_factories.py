@@ -6,6 +6,7 @@ import asyncio
 
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tidings.ledger import (
     ErrorClass,
     InstancePolicy,
@@ -146,8 +147,10 @@ async def test_which_shelf_an_instance_is_of_must_be_clear(ledger: Ledger) -> No
 
 
 @pytest.mark.req("H31")
+@pytest.mark.bound("ledger.settings.LedgerSettings.instance_grace_s")
+@crossed
 async def test_instances_that_nobody_announces_again_are_retracted(
-    ledger: Ledger, log: MemoryLog, clock: VirtualClock
+    ledger: Ledger, log: MemoryLog, clock: VirtualClock, beyond: Beyond
 ) -> None:
     """
     After a restart an instance that is announced again keeps its subject; those that are not announced within the grace are retracted.
@@ -165,7 +168,7 @@ async def test_instances_that_nobody_announces_again_are_retracted(
         with pytest.raises(LedgerError) as caught:
             await again.plugins.request(OUTPUTS, "volume", instance_id="gone")
         assert caught.value.subclass == "unknown_instance"
-        await clock.advance(2.0)
+        await clock.advance(beyond(30) - 29.0)
         await again.read(lambda state: None)
 
         assert await instance_ids(again) == ["kept"]

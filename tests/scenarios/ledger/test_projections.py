@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.beyond import Beyond, crossed
 from tests.callbacks import CALLBACK_S_MAX, measured_callbacks
 from tidings.happenings.variants import SubjectStateChanged
 from tidings.ledger import (
@@ -17,6 +18,7 @@ from tidings.ledger import (
     Plugin,
     PluginRequest,
     ProjectionScope,
+    composing,
 )
 from tidings.ledger.claims import AnnounceSubject, ClaimRelation, RetractRelation
 from tidings.ledger.composing import ProjectionBounds, SubjectProjection
@@ -157,18 +159,37 @@ async def test_the_visits_of_a_walk_are_limited(ledger: Ledger) -> None:
     assert projection.walk_truncated
 
 
-@pytest.mark.parametrize(("target_count", "is_truncated"), [(3, False), (4, True), (30, True)])
-async def test_the_relations_of_a_projection_are_limited(ledger: Ledger, target_count: int, is_truncated: bool) -> None:
-    """With a bound of three relations, up to three are shown; beyond that the rest is omitted, and the projection is truncated."""
-    ids = await graph(ledger, [("a", f"b{number:02}") for number in range(target_count)])
+@pytest.mark.bound("ledger.composing.RELATED_MAX")
+@crossed
+async def test_the_relations_of_a_projection_are_limited(ledger: Ledger, beyond: Beyond) -> None:
+    """With as many relations as there are all are shown; beyond a bound of three the rest is omitted, and the projection is truncated."""
+    ids = await graph(ledger, [("a", f"b{number:02}") for number in range(beyond(3))])
+    targets = sorted({*ids.values()} - {ids["a"]})
+    for limit in (beyond(3), 3):
+        projected = await ledger.projections.project_subject(
+            ids["a"], ProjectionScope(relation_predicates=LIKE), bounds=ProjectionBounds(relations_max=limit)
+        )
+        assert projected.subject is not None
+        assert [each.target_id for each in projected.subject.related] == targets[:limit]
+        assert projected.subject.walk_truncated is (limit == 3)
 
-    projected = await ledger.projections.project_subject(
-        ids["a"], ProjectionScope(relation_predicates=LIKE), bounds=ProjectionBounds(relations_max=3)
-    )
 
-    assert projected.subject is not None
-    assert [each.target_id for each in projected.subject.related] == sorted({*ids.values()} - {ids["a"]})[:3]
-    assert projected.subject.walk_truncated is is_truncated
+@pytest.mark.bound("ledger.composing.DEPTH_MAX", "ledger.composing.VISITS_MAX")
+@crossed
+async def test_a_scope_beyond_the_limits_is_lowered_to_them(
+    ledger: Ledger, monkeypatch: pytest.MonkeyPatch, beyond: Beyond
+) -> None:
+    """More depth or visits than allowed show what the limits show, and no more."""
+    monkeypatch.setattr(composing, "DEPTH_MAX", 3)
+    chain = [(f"c{number:02}", f"c{number + 1:02}") for number in range(40)]
+    ids = await graph(ledger, chain)
+    deepest = await project(ledger, ids["c00"], max_depth=3)
+    assert await project(ledger, ids["c00"], max_depth=beyond(3)) == deepest
+    assert await project(ledger, ids["c00"], max_depth=2) != deepest
+    monkeypatch.setattr(composing, "VISITS_MAX", 2)
+    widest = await project(ledger, ids["c00"], max_depth=3, max_visits=2)
+    assert widest.walk_truncated
+    assert await project(ledger, ids["c00"], max_depth=3, max_visits=beyond(2)) == widest
 
 
 @pytest.mark.parametrize("target_count", [100, 1000])

@@ -10,6 +10,7 @@ from tests.beyond import Beyond, crossed
 from tidings.cognition.attention.actions import LoadMonitor
 from tidings.cognition.attention.requests import LoadLimits
 from tidings.cognition.errors import InvalidRequest
+from tidings.cognition.routing import Consumer, ScalingSettings, scale_step
 from tidings.cognition.working_memory import CANDIDATES_MAX, Candidate, rank
 from tidings.cognition.write.policy import _DEPTH_MAX, NOTHING_KEPT, redact_content
 from tidings.cognition.write.requests import _TAGS_MAX, WriteSettings, write_request_of
@@ -80,3 +81,28 @@ def test_older_outcomes_no_longer_count(kind: str, beyond: Beyond) -> None:
     else:
         assert monitor.view(9.9, 0).error_rate == 1.0
         assert monitor.view(float(beyond(10)), 0).error_rate == 0.0
+
+
+@pytest.mark.bound("cognition.routing.ScalingSettings.consumers_max")
+@crossed
+def test_no_further_consumer_is_recommended(beyond: Beyond) -> None:
+    """Overloaded consumers get help while there are fewer than allowed, and not beyond."""
+
+    def step(count: int) -> int:
+        busy = [Consumer(consumer_id=f"c{number}", queue_depth=100) for number in range(count)]
+        return scale_step(busy, ScalingSettings(consumers_max=4), now_s=0.0, scaled_s=None)
+
+    assert (step(3), step(4), step(beyond(4))) == (1, 0, 0)
+
+
+@pytest.mark.bound("cognition.attention.requests.LoadLimits.requests_per_minute_max")
+@crossed
+def test_the_load_is_full_at_the_rate(beyond: Beyond) -> None:
+    """At the rate the load reads 1, and stays there beyond it, until a minute has passed."""
+    monitor = LoadMonitor(LoadLimits(requests_per_minute_max=10))
+    for _ in range(9):
+        monitor.arrived(0.0)
+    assert monitor.pressure(0.0, 0).load == 0.9
+    for _ in range(9, beyond(10)):
+        monitor.arrived(0.0)
+    assert (monitor.pressure(0.0, 0).load, monitor.pressure(60.0, 0).load) == (1.0, 0.0)

@@ -197,6 +197,20 @@ async def test_a_trigger_made_while_the_runner_sleeps_is_not_late() -> None:
         await running
 
 
+@pytest.mark.bound("cognition.prospective.runner.RunnerSettings.late_s_max")
+@crossed
+async def test_a_trigger_that_is_too_late_is_reported_as_missed(beyond: Beyond) -> None:
+    """A trigger as late as allowed fires; one that is later does not, and is reported."""
+    for late_s, result in ((60, "FIRED"), (beyond(60), "SKIPPED")):
+        world = World()
+        await world.runner.upsert(trigger(HOURLY), cause="c")
+        world.clock.jump(3600 + late_s)
+        await world.runner.fire_due()
+        assert world.told()[1] == result
+        if result == "SKIPPED":
+            assert world.bus.events[1].payload["reasons"] == ["missed"]
+
+
 async def test_missed_slots_are_said_once_and_never_made_up_for() -> None:
     """After a day of sleep an hourly trigger is skipped once, and fires at the next full hour."""
     world = World()
