@@ -23,8 +23,10 @@ from tidings.access.settings import AccessSettings, TokenSettings
 from tidings.access.tokens import TokenIssuer
 from tidings.core.clock import SYSTEM_CLOCK
 from tidings.core.events import Event, EventMeta
+from tidings.server.api import publishing
 from tidings.server.settings import NodeSettings
 from tidings.testing.node import TEST_SECRET, RunningNode, node_settings
+from tidings.wire.events import EventDefaults
 
 
 @asynccontextmanager
@@ -219,3 +221,35 @@ async def test_a_longer_name_or_reason_is_refused(tmp_path: Path, beyond: Beyond
         assert await grant("ana", "r" * beyond(administration.REASON_BYTES_MAX)) == 400
         assert (await client.get("/v1/access/grants")).json()["rules"] == []
         assert await grant("s" * resources.NAME_BYTES_MAX, "r" * administration.REASON_BYTES_MAX) == 201
+
+
+@pytest.mark.bound("server.api.publishing._BLANK_LINES_MAX")
+@crossed
+async def test_a_body_of_far_more_lines_is_refused_before_it_is_split(tmp_path: Path, beyond: Beyond) -> None:
+    """Blank lines are skipped up to the limit; a body of more lines is 413, though none of them holds an event."""
+    async with node_with(tmp_path, events_count_max=5) as (node, client):
+        headers = {"content-type": "application/x-ndjson"}
+        line = msgspec.json.encode(event())
+        good = await client.post("/v1/events", content=line + b"\n" * (16 * 5), headers=headers)
+        assert good.status_code == 200
+        before = node.bus.log.position.seq
+        more = await client.post("/v1/events", content=b"\n" * beyond(16 * 5), headers=headers)
+        assert (more.status_code, node.bus.log.position.seq) == (413, before)
+
+
+async def test_a_list_of_large_events_is_decoded_in_slices() -> None:
+    """Between events of a long list, other requests get their turn: no callback decodes more than one large event."""
+    payload = {"numbers": [0.5] * 20_000}
+    item = msgspec.json.encode({"meta": event()["meta"], "payload": payload})
+    turns = 0
+
+    async def count() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    counting = asyncio.ensure_future(count())
+    decoded = await publishing._drafts([item] * 40, EventDefaults(actor="tester"))
+    counting.cancel()
+    assert (len(decoded), turns >= 30) == (40, True)

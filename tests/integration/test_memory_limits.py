@@ -150,8 +150,8 @@ async def test_one_connection_holds_no_more_than_its_share(tmp_path: Path) -> No
         async with bodies(node, "/v1/events", ["root"], 2 * MIB) as (body,):
             await body.send(MIB + 65_536)
             status, problem = await body.answer()
-        async with bodies(node, "/v1/events", ["root"], MIB // 2) as (body,):
-            await body.send(MIB // 2)
+        async with bodies(node, "/v1/events", ["root"], MIB // 4) as (body,):
+            await body.send(MIB // 4)
             fits, _ = await body.answer()
         await until(lambda: held(node) == 0)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterable
+from collections.abc import Iterable, Sized
 from typing import Final
 
 from .errors import InvalidName
@@ -24,6 +24,8 @@ PARTITION_BYTES_MAX: Final = 128
 PARTITION_COUNT_MAX: Final = 64
 OBJECT_BYTES_MAX: Final = 256
 OBJECT_COUNT_MAX: Final = 1_000
+_REPEATS_MAX: Final = 16
+"""How many times longer than its limit a list of names may be that repeats some."""
 APP_CHARS_MAX: Final = 64
 SYNC_TOPICS: Final = frozenset({"sync", "sync.projects", "sync.legacy"})
 """Where the events of sync clients are: they come in through ``/sync`` only."""
@@ -97,6 +99,12 @@ def check_idem_key(idem_key: object) -> str:
     return _text("meta.idem_key", idem_key, EVENT_ID_BYTES_MAX)
 
 
+def _check_count(field: str, kind: str, names: Iterable[object], count_max: int) -> None:
+    """Reject a list that is far too long before its names are looked at. A list that repeats names may be somewhat longer."""
+    if isinstance(names, Sized) and len(names) > _REPEATS_MAX * count_max:
+        raise InvalidName(field, f"names {len(names)} {kind}; at most {count_max} are allowed")
+
+
 def check_partitions(partitions: Iterable[object]) -> tuple[str, ...]:
     """
     Return partition names as they are stored: NFC, without repeats, in UTF-8 byte order.
@@ -105,6 +113,7 @@ def check_partitions(partitions: Iterable[object]) -> tuple[str, ...]:
     """
     if isinstance(partitions, str | bytes) or not isinstance(partitions, Iterable):
         raise InvalidName("meta.partitions", f"must be a list of names, not {_shown(partitions)}")
+    _check_count("meta.partitions", "partitions", partitions, PARTITION_COUNT_MAX)
     names = {unicodedata.normalize("NFC", _text("meta.partitions", name, PARTITION_BYTES_MAX)) for name in partitions}
     for name in names:  # normalising may lengthen a name
         _text("meta.partitions", name, PARTITION_BYTES_MAX)
@@ -127,6 +136,7 @@ def check_objects(objects: Iterable[object]) -> tuple[str, ...]:
     """Return object ids as they are stored: NFC, without repeats, in UTF-8 byte order."""
     if isinstance(objects, str | bytes) or not isinstance(objects, Iterable):
         raise InvalidName("meta.objects", f"must be a list of objects, not {_shown(objects)}")
+    _check_count("meta.objects", "objects", objects, OBJECT_COUNT_MAX)
     names = {check_object("meta.objects", name) for name in objects}
     if len(names) > OBJECT_COUNT_MAX:
         raise InvalidName("meta.objects", f"names {len(names)} objects; at most {OBJECT_COUNT_MAX} are allowed")

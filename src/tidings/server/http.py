@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import errno
 import socket
 import ssl
@@ -71,6 +72,10 @@ def _no_password() -> str:
 _BACKLOG: Final = 2048
 _GRACE_S: Final = 0.25
 _NS: Final = 1_000_000_000
+_TRIM_BYTES: Final = 16 << 20
+_TRIM_INTERVAL_S: Final = 10.0
+_malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
+"""Of glibc; others return memory by themselves."""
 
 
 class HttpServer:
@@ -84,6 +89,9 @@ class HttpServer:
         self._servers: list[asyncio.AbstractServer] = []
         self._unix_path: Path | None = None
         self._periodic: asyncio.Task[None] | None = None
+        self._peak_bytes = 0
+        """The most that clients held since memory was trimmed."""
+        self._trimmed_s = -_TRIM_INTERVAL_S
         self.port = settings.port
 
     async def start(self, tls: ssl.SSLContext | None) -> None:
@@ -196,13 +204,28 @@ class HttpServer:
         self._servers.clear()
 
     async def _run_periodically(self) -> None:
-        """Once a second: the date of answers, and peers that do not read theirs."""
+        """Once a second: the date of answers, peers that do not read theirs, and memory that clients no longer hold."""
         while True:
             await self._clock.sleep(1.0)
             self._set_date()
+            await self._trim_memory()
             now_s = self._clock.monotonic()
             for connection in list(self._context.open):
                 connection.close_if_unread(now_s)
+
+    async def _trim_memory(self) -> None:
+        """Return freed memory to the system after clients have let go of much: the C library keeps it otherwise."""
+        memory = self._context.memory
+        held = sum(memory.held_bytes(is_authenticated=is_known) for is_known in (False, True))
+        self._peak_bytes = max(self._peak_bytes, held)
+        now_s = self._clock.monotonic()
+        if (
+            self._peak_bytes - held > _TRIM_BYTES
+            and now_s - self._trimmed_s > _TRIM_INTERVAL_S
+            and _malloc_trim is not None
+        ):
+            self._peak_bytes, self._trimmed_s = held, now_s
+            await asyncio.to_thread(_malloc_trim, 0)
 
     def _set_date(self) -> None:
         text = formatdate(self._clock.now_ns() / _NS, usegmt=True)

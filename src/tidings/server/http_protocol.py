@@ -49,6 +49,8 @@ _HEADER_MEMORY_BYTES: Final = 150
 """The memory of a parsed header besides its name and value."""
 HEADERS_COUNT_MAX: Final = 256
 """Headers of one request: a short header takes thirty times its bytes in memory."""
+_BODY_COPIES: Final = 2
+"""How many times a body is in memory when it is complete: in parts, and put together."""
 _SMALL_BYTES: Final = 4_096
 """Requests up to this size are part of the cost of a connection, and are not charged."""
 _TINY_HEAD_BYTES: Final = 512
@@ -450,7 +452,7 @@ class HttpProtocol(asyncio.BufferedProtocol):
         assert exchange is not None
         if exchange.is_answered or exchange.failure is not None:
             return
-        exchange.size += len(body)
+        exchange.size += _BODY_COPIES * len(body)
         if exchange.size > _SMALL_BYTES:
             try:
                 self.memory.hold(exchange.size - exchange.held)

@@ -144,13 +144,19 @@ async def _publish(call: Call, body: bytes, defaults: EventDefaults, when: When)
         case "application/json":
             if body.lstrip()[:1] != b"[":
                 return await _publish_one(call, decode_event(body, defaults), when)
-            return await _publish_many(call, _from_array(body, defaults, call.api.settings.events_count_max), when)
+            return await _publish_many(
+                call, await _from_array(body, defaults, call.api.settings.events_count_max), when
+            )
         case "application/x-ndjson" | "application/jsonl" | "application/ndjson":
-            return await _publish_many(call, _from_lines(body, defaults, call.api.settings.events_count_max), when)
+            return await _publish_many(
+                call, await _from_lines(body, defaults, call.api.settings.events_count_max), when
+            )
         case "application/cloudevents+json":
             return await _publish_one(call, from_structured(_decoded(body), defaults), when)
         case "application/cloudevents-batch+json":
-            return await _publish_many(call, _from_batch(body, defaults, call.api.settings.events_count_max), when)
+            return await _publish_many(
+                call, await _from_batch(body, defaults, call.api.settings.events_count_max), when
+            )
         case media:
             raise UnsupportedMedia(media, call.operation.body)
 
@@ -223,6 +229,12 @@ async def _cancel_of(call: Call, actor: str, *, dry_run: bool) -> Response:
     return json_answer(CancelledOfActor(actor=actor, count=count, carried_out=not dry_run))
 
 
+_SLICE_BYTES: Final = 65_536
+"""Of the events of a request, what is decoded before others get their turn."""
+_BLANK_LINES_MAX: Final = 16
+"""How many times more lines than events a body may have: blank lines are skipped."""
+
+
 def _idempotency_key(call: Call) -> str | None:
     """The header's value; the draft of its standard writes it in quotes, most clients do not."""
     given = call.headers.get("idempotency-key")
@@ -252,32 +264,46 @@ def _items(body: bytes) -> list[msgspec.Raw]:
         raise BadRequest("body", f"is not a JSON array: {error}") from error
 
 
-def _from_array(body: bytes, defaults: EventDefaults, count_max: int) -> list[Draft]:
-    return _drafts((bytes(item) for item in _bounded(_items(body), count_max)), defaults)
+async def _from_array(body: bytes, defaults: EventDefaults, count_max: int) -> list[Draft]:
+    return await _drafts((bytes(item) for item in _bounded(_items(body), count_max)), defaults)
 
 
-def _from_lines(body: bytes, defaults: EventDefaults, count_max: int) -> list[Draft]:
+async def _from_lines(body: bytes, defaults: EventDefaults, count_max: int) -> list[Draft]:
+    line_count = body.count(b"\n")
+    if line_count > _BLANK_LINES_MAX * count_max:  # a line each takes many times the body's bytes
+        raise TooManyEvents(line_count, count_max)
     lines = [line for line in body.split(b"\n") if line.strip()]
-    return _drafts(_bounded(lines, count_max), defaults)
+    return await _drafts(_bounded(lines, count_max), defaults)
 
 
-def _drafts(items: Iterable[bytes], defaults: EventDefaults) -> list[Draft]:
+async def _drafts(items: Iterable[bytes], defaults: EventDefaults) -> list[Draft]:
+    """Decode events, a slice of their bytes at a time."""
     drafts: list[Draft] = []
+    decoded_bytes = 0
     for index, item in enumerate(items):
         try:
             drafts.append(decode_event(item, _for_item(defaults, index)))
         except TidingsError as error:
             drafts.append(error)
+        decoded_bytes += len(item)
+        if decoded_bytes > _SLICE_BYTES:
+            decoded_bytes = 0
+            await asyncio.sleep(0)
     return drafts
 
 
-def _from_batch(body: bytes, defaults: EventDefaults, count_max: int) -> list[Draft]:
+async def _from_batch(body: bytes, defaults: EventDefaults, count_max: int) -> list[Draft]:
     drafts: list[Draft] = []
+    decoded_bytes = 0
     for index, item in enumerate(_bounded(_items(body), count_max)):
         try:
             drafts.append(from_structured(_decoded(bytes(item)), _for_item(defaults, index)))
         except TidingsError as error:
             drafts.append(error)
+        decoded_bytes += len(item)
+        if decoded_bytes > _SLICE_BYTES:
+            decoded_bytes = 0
+            await asyncio.sleep(0)
     return drafts
 
 

@@ -37,7 +37,7 @@ class TopicOut(msgspec.Struct, frozen=True, kw_only=True):
     groups: list[str]
     """The durable groups that have a place in it."""
     segments: list[SegmentInfo] | msgspec.UnsetType = msgspec.UNSET
-    """If asked for: its segments, of spaces that the caller may read, without the partitions that they name."""
+    """If requested: its segments, of spaces that the caller may read, without the partitions that they name. None for a caller who may not read all of the topic."""
 
 
 class TopicsQuery(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -142,7 +142,7 @@ def _shown(info: TopicInfo, groups: dict[str, list[str]], reader: Call | None = 
         if reader is None
         else [
             msgspec.structs.replace(each, partitions={})
-            for each in info.segments
+            for each in (info.segments if is_whole else ())
             if each.space_id is None or reader.capsule.allows(Action.READ, space(each.space_id))
         ],
     )
