@@ -16,7 +16,19 @@ from tidings.happenings.coalescing import Coalescing
 from tidings.happenings.errors import CursorTooOld, InvalidCoalescing, InvalidHappeningFilter, Lagged
 from tidings.happenings.filters import filter_from_json
 from tidings.happenings.variants import PluginEvent
-from tidings.ledger import Ledger, LedgerSettings, catalogue, commands, grammar, open_ledger, paging, predicates
+from tidings.ledger import (
+    Ledger,
+    LedgerSettings,
+    Manifest,
+    PluginRequest,
+    catalogue,
+    commands,
+    grammar,
+    handlers,
+    open_ledger,
+    paging,
+    predicates,
+)
 from tidings.ledger.catalogue import parse_catalogue
 from tidings.ledger.claims import AnnounceSubject
 from tidings.ledger.errors import CommandTooLarge, InvalidCommand, LedgerError
@@ -263,3 +275,24 @@ def test_a_filter_with_more_values_is_rejected(beyond: Beyond) -> None:
     filter_from_json({"variants": ["a"] * limit})
     with pytest.raises(InvalidHappeningFilter):
         filter_from_json({"variants": ["a"] * beyond(limit)})
+
+
+class Failing:
+    """A plugin whose every request fails."""
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+
+    async def handle_request(self, request: PluginRequest) -> bytes:
+        raise ValueError(self.text)
+
+
+@pytest.mark.bound("ledger.handlers._PROBLEM_CHARS_MAX")
+@crossed
+async def test_a_longer_error_text_of_a_plugin_is_truncated(ledger: Ledger, beyond: Beyond) -> None:
+    """The caller gets as much of it as allowed."""
+    ledger.plugin("p", Failing("x" * beyond(handlers._PROBLEM_CHARS_MAX)), Manifest(shelves=(PLAYBACK,)))
+    with pytest.raises(LedgerError) as caught:
+        await ledger.plugins.request(PLAYBACK, "volume", b"")
+    assert str(caught.value).count("x" * handlers._PROBLEM_CHARS_MAX) == 1
+    assert "x" * (handlers._PROBLEM_CHARS_MAX + 1) not in str(caught.value)
