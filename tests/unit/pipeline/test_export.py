@@ -15,6 +15,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
+from tests.beyond import Beyond, crossed
 from tests.unit.pipeline.lake_support import all_records, archive, empty_lake
 from tidings.cli import pipeline_lake
 from tidings.cli.output import UsageProblem
@@ -138,6 +139,19 @@ async def test_erased_subjects_are_left_out(tmp_path: Path) -> None:
     assert (before.rows, before.left_out) == (5, 0)
     with pytest.raises(TooManyErasures):
         await load_erasures(log, until=99, erasures_max=1)
+    await log.close()
+
+
+@pytest.mark.bound("pipeline.export.ERASURES_MAX")
+@crossed
+async def test_more_erasures_than_can_be_kept_are_refused(beyond: Beyond) -> None:
+    """As many as allowed are known; with more nothing is exported, as an erased record could be among it."""
+    log = MemoryLog(clock=VirtualClock(), epoch="e1")
+    for number in range(beyond(3)):
+        await add(log, "TOMBSTONE_PROPAGATE", {"object_type": "memory", "object_id": f"m{number}"})
+    assert (await load_erasures(log, until=3, erasures_max=3)).count == 3
+    with pytest.raises(TooManyErasures):
+        await load_erasures(log, until=99, erasures_max=3)
     await log.close()
 
 
