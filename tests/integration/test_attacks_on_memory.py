@@ -126,3 +126,31 @@ async def test_clients_without_a_token_cost_at_most_64_mib(attack: str, count: i
 
     print(f"{attack}, {count}: {(most - before[1]) / _MIB:.1f} MiB")  # ``pytest -s`` shows it
     assert most - before[1] < 64 * _MIB
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("count", [60, pytest.param(150, marks=pytest.mark.heavy)])
+async def test_bodies_of_one_identity_cost_no_more_than_its_share(count: int) -> None:
+    """Bodies that are refused on connections that stay open are not kept: the node grows by less than the identity's 256 MiB."""
+    async with node_alone() as (url, token, process), httpx.AsyncClient(base_url=url, timeout=60) as client:
+        await client.get("/v1/topics", headers={"authorization": f"Bearer {token}"})
+        before, most = process.memory_info().rss, 0
+        head = (
+            b"POST /v1/events HTTP/1.1\r\nHost: n\r\nAuthorization: Bearer %b\r\nContent-Length: 16000000\r\n\r\n"
+            % token.encode()
+        )
+        left = [head + b" " * 15_000_000 for _ in range(count)]
+        attackers = Attackers(int(url.rpartition(":")[2]))
+        try:
+            for number in range(count):
+                attackers.attack(number, b"")
+            for _ in range(400):
+                for number, data in enumerate(left):
+                    left[number] = data[attackers.send(number, data[:1_000_000]) :]
+                assert (await client.get("/healthz")).status_code == 200
+                most = max(most, process.memory_info().rss)
+        finally:
+            attackers.leave()
+
+    print(f"{count}: {(most - before) / _MIB:.1f} MiB")  # ``pytest -s`` shows it
+    assert most - before < 256 * _MIB

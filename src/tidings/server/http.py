@@ -73,7 +73,7 @@ _BACKLOG: Final = 2048
 _GRACE_S: Final = 0.25
 _NS: Final = 1_000_000_000
 _TRIM_BYTES: Final = 16 << 20
-_TRIM_INTERVAL_S: Final = 10.0
+_TRIM_INTERVAL_S: Final = 2.0
 _malloc_trim: Final = getattr(ctypes.CDLL(None), "malloc_trim", None)
 """Of glibc; others return memory by themselves."""
 

@@ -286,16 +286,19 @@ class Call:
         if memory is not None and self._capsule is not None:
             memory.identify(self.subject, self.address)
         parts: list[bytes] = []
-        while True:
-            message = await self._receive()
-            if message["type"] != "http.request":
-                raise ClientDisconnect
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if limit is not None and size > limit:
-                raise BodyTooLarge(limit)
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        try:
+            while True:
+                message = await self._receive()
+                if message["type"] != "http.request":
+                    raise ClientDisconnect
+                parts.append(message.get("body", b""))
+                size += len(parts[-1])
+                if limit is not None and size > limit:
+                    raise BodyTooLarge(limit)
+                if not message.get("more_body", False):
+                    return b"".join(parts)
+        finally:
+            parts.clear()  # the connection keeps the error of a refused body, and its traceback this frame
 
     @property
     def media_type(self) -> str:
