@@ -191,8 +191,15 @@ class FileOutput:
                 self._writer.close()
                 self.size = self._sink.tell()
             except BaseException as error:
-                self._stack.__exit__(type(error), error, error.__traceback__)
+                self._abandon(type(error), error, error.__traceback__)
                 raise
+            self._stack.__exit__(*problem)
+        else:
+            self._abandon(*problem)
+
+    def _abandon(self, *problem: Any) -> None:
+        """Close the file without its end. The writer's destructor would write that to a closed file, and print a traceback."""
+        self._writer.is_open = False
         self._stack.__exit__(*problem)
 
     def entry(self, day: str | None = None) -> dict[str, Any]:
