@@ -15,7 +15,6 @@ limit, on a mark on nothing that pytest runs, and on a marked test without the p
 
 from __future__ import annotations
 
-import argparse
 import ast
 import re
 import sys
@@ -26,6 +25,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
+from . import page
 from .marks import Evidence, Problem, gather, read_tree
 
 __all__ = ["Limit", "build", "limits_of", "main"]
@@ -97,28 +97,13 @@ def build(root: Path) -> Page:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command. Return 0 if the page is (now) current, else 1."""
-    parser = argparse.ArgumentParser(
-        prog="bounds", description="Write the page of limits and the tests that cross them."
-    )
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is stale")
-    parser.add_argument("--root", type=Path, default=Path(__file__).parent.parent, help="the repository")
-    arguments = parser.parse_args(argv)
-    root: Path = arguments.root
-    page = build(root)
-    for problem in page.problems:
-        print(problem, file=sys.stderr)
-    if page.problems:
-        return 1
-    path = root / PAGE
-    is_current = path.exists() and path.read_text(encoding="utf-8") == page.text
-    if arguments.check:
-        if not is_current:
-            print(f"{PAGE} is stale: run `make conformance` and commit it", file=sys.stderr)
-        return 0 if is_current else 1
-    if not is_current:
-        path.write_text(page.text, encoding="utf-8")
-        print(f"wrote {PAGE}")
-    return 0
+    description = "Write the page of limits and the tests that cross them."
+    return page.run("bounds", description, PAGE, _built, argv)
+
+
+def _built(root: Path) -> tuple[str, Sequence[Problem]]:
+    made = build(root)
+    return made.text, made.problems
 
 
 def _limit_names(body: Iterable[ast.stmt]) -> Iterator[tuple[str, int]]:

@@ -14,7 +14,6 @@ machine.
 
 from __future__ import annotations
 
-import argparse
 import sys
 import tomllib
 from collections import Counter
@@ -23,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
 
+from . import page
 from .marks import Evidence, Problem, gather, read_tree
 
 __all__ = ["Family", "Outcome", "build", "main", "parse_requirements", "render"]
@@ -145,26 +145,12 @@ def build(root: Path) -> Outcome:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code: 0 when the page is (now) current, 1 when it is not."""
-    parser = argparse.ArgumentParser(prog="conformance", description="Which test shows which requirement.")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail when the page is stale")
-    parser.add_argument("--root", type=Path, default=Path(__file__).parent.parent, help="the repository")
-    arguments = parser.parse_args(argv)
-    root: Path = arguments.root
+    return page.run("conformance", "Which test shows which requirement.", PAGE, _built, argv)
+
+
+def _built(root: Path) -> tuple[str, Sequence[Problem]]:
     outcome = build(root)
-    for problem in outcome.problems:
-        print(problem, file=sys.stderr)
-    if outcome.problems:
-        return 1
-    page = root / PAGE
-    is_current = page.exists() and page.read_text(encoding="utf-8") == outcome.page
-    if arguments.check:
-        if not is_current:
-            print(f"{PAGE} is stale: run `make conformance` and commit it", file=sys.stderr)
-        return 0 if is_current else 1
-    if not is_current:
-        page.write_text(outcome.page, encoding="utf-8")
-        print(f"wrote {PAGE}")
-    return 0
+    return outcome.page, outcome.problems
 
 
 def _anchor(family: Family) -> str:
